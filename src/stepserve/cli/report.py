@@ -1,0 +1,234 @@
+"""What a benchmark found: numbers from records, and the table that shows them.
+
+Every arrival counts: one that was rejected, failed or answered late missed its deadline.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from stepserve.cli.client import Outcome, Reply
+from stepserve.cli.drive import Record
+
+LAG_WARNING_S = 0.05
+"""Client lag (p99) beyond which a run says that the client could not keep the schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and percentiles of a sample, in the unit of its name."""
+
+    mean: float
+    p50: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread | None":
+        """The spread of some values; ``None`` when there are none."""
+        sample = np.fromiter(values, float)
+        if not sample.size:
+            return None
+        p50, p99 = np.percentile(sample, (50, 99))
+        return cls(float(sample.mean()), float(p50), float(p99))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of some trials with its binomial standard error."""
+
+    value: float
+    standard_error: float
+    trials: int
+
+    @classmethod
+    def of(cls, outcomes: Sequence[bool]) -> "Share | None":
+        """The share of true outcomes; ``None`` when there are none."""
+        if not outcomes:
+            return None
+        share = sum(outcomes) / len(outcomes)
+        return cls(share, sqrt(share * (1.0 - share) / len(outcomes)), len(outcomes))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in numbers; the keys of the JSON report. ``None``: not measured, or not told.
+
+    Latencies are of completed requests and count from the time a request was due.
+    ``text_gap_s`` pools the times between successive text events of a request; ``tpot_s`` is
+    amortised per request: (last - first text) / (tokens - tokens of the first event), which
+    needs a server that keeps a running count. Goodput counts what met its deadline (everything
+    completed, without one). ``threshold_mean`` weighs requests by their tokens.
+    """
+
+    requests: int
+    completed: int
+    rejected: int
+    failed: int
+    duration_s: float
+    slo_attainment: float | None
+    ttft_s: Spread | None
+    e2e_s: Spread | None
+    text_gap_s: Spread | None
+    tpot_s: Spread | None
+    goodput_requests_per_s: float
+    goodput_tokens_per_s: float | None
+    accuracy: Share | None
+    threshold_mean: float | None
+    forwards_mean: float | None
+    client_lag_p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A record with what it is judged by. ``correct`` is ``None`` where no answer is known."""
+
+    record: Record
+    deadline_s: float | None
+    correct: bool | None
+
+    @property
+    def completed(self) -> bool:
+        """Whether the answer arrived whole."""
+        return self.record.reply.outcome is Outcome.COMPLETED
+
+    @property
+    def met(self) -> bool:
+        """Whether the answer arrived whole and in time."""
+        return self.completed and (self.deadline_s is None or self.record.e2e_s <= self.deadline_s)
+
+
+def summarise(scored: Sequence[Scored]) -> Summary:
+    """The numbers of a run of at least one request."""
+    records = [s.record for s in scored]
+    done = [s.record for s in scored if s.completed]
+    good = [s.record.reply for s in scored if s.met]
+    duration_s = max(r.reply.ended_s for r in records) - min(r.due_s for r in records)
+    outcomes = Counter(r.reply.outcome for r in records)
+    tokens = [reply.tokens for reply in good if reply.tokens is not None]
+    return Summary(
+        requests=len(records),
+        completed=outcomes[Outcome.COMPLETED],
+        rejected=outcomes[Outcome.REJECTED],
+        failed=outcomes[Outcome.FAILED],
+        duration_s=duration_s,
+        slo_attainment=None
+        if all(s.deadline_s is None for s in scored)
+        else len(good) / len(records),
+        ttft_s=Spread.of(r.reply.events[0].at_s - r.due_s for r in done if r.reply.events),
+        e2e_s=Spread.of(r.e2e_s for r in done),
+        text_gap_s=Spread.of(b.at_s - a.at_s for r in done for a, b in pairwise(r.reply.events)),
+        tpot_s=Spread.of(t for r in done if (t := amortised_tpot_s(r.reply)) is not None),
+        goodput_requests_per_s=_per_s(len(good), duration_s),
+        goodput_tokens_per_s=_per_s(sum(tokens), duration_s) if len(tokens) == len(good) else None,
+        accuracy=Share.of([s.correct for s in scored if s.completed and s.correct is not None]),
+        threshold_mean=_mean_threshold(done),
+        forwards_mean=_mean(r.reply.dlm.get("forwards") for r in done),
+        client_lag_p99_s=float(np.percentile([r.lag_s for r in records], 99)),
+    )
+
+
+def amortised_tpot_s(reply: Reply) -> float | None:
+    """Seconds a token after the first event; ``None`` when that holds all, or is not counted."""
+    first, last = (reply.events[0], reply.events[-1]) if reply.events else (None, None)
+    if first is None or last is None or first.tokens is None or reply.tokens is None:
+        return None
+    later = reply.tokens - first.tokens
+    return (last.at_s - first.at_s) / later if later > 0 else None
+
+
+def _per_s(count: int, duration_s: float) -> float:
+    return count / duration_s if duration_s > 0.0 else 0.0
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _mean_threshold(done: Sequence[Record]) -> float | None:
+    """Mean threshold over tokens: the server's mean of each request, weighted by its tokens."""
+    told = [
+        (threshold, r.reply.tokens or 0)
+        for r in done
+        if (threshold := r.reply.dlm.get("threshold_mean")) is not None
+    ]
+    total = sum(tokens for _, tokens in told)
+    return sum(t * n for t, n in told) / total if total else None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Accuracy of one variant minus another's, over the problems that both completed.
+
+    The standard error is that of paired differences: the same problems were asked of both.
+    """
+
+    value: float
+    standard_error: float
+    problems: int
+
+    @classmethod
+    def paired(cls, one: Sequence[Scored], other: Sequence[Scored]) -> "Difference | None":
+        """The difference ``one - other``; ``None`` when no problem was scored in both."""
+        pairs = [
+            float(a.correct) - float(b.correct)
+            for a, b in zip(one, other, strict=True)
+            if a.completed and b.completed and a.correct is not None and b.correct is not None
+        ]
+        if not pairs:
+            return None
+        deviation = float(np.std(pairs, ddof=1)) if len(pairs) > 1 else 0.0
+        return cls(fmean(pairs), deviation / sqrt(len(pairs)), len(pairs))
+
+
+def table(summaries: Mapping[str, Summary]) -> Table:
+    """A row for each variant. Times are milliseconds."""
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    grid.add_column("variant", no_wrap=True)
+    for name in _COLUMNS:
+        grid.add_column(name, justify="right", no_wrap=True)
+    for name, summary in summaries.items():
+        grid.add_row(name, *(cell(summary) for cell in _COLUMNS.values()))
+    return grid
+
+
+def three_digits(value: float | None) -> str:
+    """A number at a glance: three digits or all those before the point; "-" when unknown."""
+    if value is None:
+        return "-"
+    return f"{value:.{0 if value >= 100.0 else 1 if value >= 10.0 else 2}f}"
+
+
+def _ms(spread: Spread | None, *names: str) -> str:
+    if spread is None:
+        return "-"
+    return " / ".join(three_digits(1e3 * getattr(spread, name)) for name in names)
+
+
+def _percent(share: Share | None) -> str:
+    if share is None:
+        return "-"
+    return f"{100.0 * share.value:.1f} ± {100.0 * share.standard_error:.1f}"
+
+
+_COLUMNS: dict[str, Callable[[Summary], str]] = {
+    "done /\nrejected /\nfailed": lambda s: f"{s.completed} / {s.rejected} / {s.failed}",
+    "SLO met\n%": lambda s: "-" if s.slo_attainment is None else f"{100.0 * s.slo_attainment:.1f}",
+    "goodput\nreq/s": lambda s: three_digits(s.goodput_requests_per_s),
+    "goodput\ntok/s": lambda s: three_digits(s.goodput_tokens_per_s),
+    "E2E ms\nmean / p50 / p99": lambda s: _ms(s.e2e_s, "mean", "p50", "p99"),
+    "first text ms\np50 / p99": lambda s: _ms(s.ttft_s, "p50", "p99"),
+    "text gap ms\np50 / p99": lambda s: _ms(s.text_gap_s, "p50", "p99"),
+    "TPOT ms\np50 / p99": lambda s: _ms(s.tpot_s, "p50", "p99"),
+    "accuracy\n% ± se": lambda s: _percent(s.accuracy),
+    "threshold\nmean": lambda s: three_digits(s.threshold_mean),
+    "forwards\nmean": lambda s: three_digits(s.forwards_mean),
+    "lag ms\np99": lambda s: three_digits(1e3 * s.client_lag_p99_s),
+}

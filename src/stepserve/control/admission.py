@@ -1,0 +1,48 @@
+"""Whether a deadline can still be met: the question behind ``on_miss = reject``.
+
+A prediction, not a promise: it assumes that everybody on an instance has the newcomer's mix
+of heavy and light steps, and that the queue drains at the pace of full instances.
+"""
+
+from collections.abc import Collection
+
+from stepserve.core.forecast import StepForecast
+from stepserve.core.instance import InstanceLoad
+from stepserve.core.protocols import CostModel, StepProgram
+from stepserve.core.request import Progress, Request
+from stepserve.core.step import Step, StepKind
+
+
+def completion_s(
+    request: Request,
+    progress: Progress,
+    forecast: StepForecast,
+    loads: Collection[InstanceLoad],
+    queued: int,
+    program: StepProgram,
+    cost: CostModel,
+) -> float:
+    """Seconds from now to the predicted end at the lowest threshold, on the best instance.
+
+    Infinite when there is no instance.
+    """
+    steps = forecast.remaining(len(forecast.steps) - 1, progress.steps)
+    heavy = program.heavy_steps_left(request, progress, steps, forecast.output_tokens)
+    share = heavy / steps
+    mean_tokens = share * program.full_tokens(request)
+    mean_tokens += (1.0 - share) * program.light_tokens(request)
+
+    def service_s(load: InstanceLoad, residents: int) -> float:
+        tokens = round(mean_tokens * residents)
+        step = Step(request.id, StepKind.RECOMPUTE, tokens, tokens)
+        return steps * cost.step_time_s((step,), load.spec)
+
+    best_s = float("inf")
+    slots = sum(load.spec.max_residents for load in loads)
+    for load in loads:
+        if queued == 0 and load.residents < load.spec.max_residents:
+            best_s = min(best_s, service_s(load, load.residents + 1))
+        else:
+            full_s = service_s(load, load.spec.max_residents)
+            best_s = min(best_s, full_s * (1.0 + (queued + 1) / slots))
+    return best_s

@@ -1,0 +1,34 @@
+"""The published batching: every resident steps in every batch (DiLaServe, dilaserve.md B7)."""
+
+from collections.abc import Sequence
+
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.protocols import CostModel, StepProgram
+from stepserve.core.resident import Resident, StepPace
+from stepserve.core.step import Step, StepKind
+
+
+class AllResident:
+    """Recompute and cached steps mixed in one batch, however long it takes."""
+
+    def __init__(self, program: StepProgram, cost: CostModel) -> None:
+        self._program = program
+        self._cost = cost
+
+    def pace(self, residents: Sequence[Resident], spec: InstanceSpec) -> StepPace:
+        """``time_left`` of B6: all recompute together, all run cached steps together."""
+        if not residents:
+            return StepPace(0.0, 0.0)
+        heavy = sum(self._program.full_tokens(r.request) for r in residents)
+        light = sum(self._program.light_tokens(r.request) for r in residents)
+        anyone = residents[0].request.id
+        return StepPace(
+            self._cost.step_time_s((Step(anyone, StepKind.RECOMPUTE, heavy, heavy),), spec),
+            self._cost.step_time_s((Step(anyone, StepKind.CACHED, light, heavy),), spec),
+        )
+
+    def compose(
+        self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
+    ) -> tuple[Step, ...]:
+        """Everything."""
+        return tuple(step for _, step in candidates)

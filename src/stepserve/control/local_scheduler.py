@@ -1,0 +1,160 @@
+"""The scheduler of one instance: which residents step next, at which threshold.
+
+A pure function of (state, time, event): it reads no clock, does no I/O, draws no random
+number. At most one batch runs at a time; whenever none runs and somebody is resident, one is
+composed.
+"""
+
+from stepserve.core.actions import FreeState, LoadState, LocalAction, Predict, RunBatch, Send
+from stepserve.core.events import (
+    BatchDone,
+    InstanceReported,
+    LocalEvent,
+    Predicted,
+    SegmentEnded,
+    SegmentPlaced,
+    SegmentReleased,
+)
+from stepserve.core.ids import RequestId
+from stepserve.core.instance import InstanceReport, InstanceSpec
+from stepserve.core.protocols import BatchingPolicy, CostModel, StepProgram, ThresholdPolicy
+from stepserve.core.resident import Resident
+from stepserve.core.segment import SegmentEnd
+from stepserve.core.step import Batch, StepOutcome
+
+from .pages import PageLedger, pages_for
+
+
+class LocalScheduler:
+    """Holds the residents of one instance and composes its batches."""
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        program: StepProgram,
+        batching: BatchingPolicy,
+        threshold: ThresholdPolicy,
+        cost: CostModel,
+        predict_every_tokens: int,
+    ) -> None:
+        self.spec = spec
+        self._program = program
+        self._batching = batching
+        self._threshold = threshold
+        self._cost = cost
+        self._predict_every_tokens = predict_every_tokens
+        self.residents: dict[RequestId, Resident] = {}
+        self.pages = PageLedger(spec.page_capacity)
+        self._running: Batch | None = None
+        self._next_batch_id = 0
+
+    def handle(self, now_s: float, event: LocalEvent) -> list[LocalAction]:
+        """Take one event into account and return what is to be done, in order."""
+        match event:
+            case SegmentPlaced():
+                actions = self._join(event)
+            case SegmentReleased():
+                actions = self._release(event)
+            case Predicted():
+                actions = self._take_forecast(event)
+            case BatchDone():
+                actions = self._settle(now_s, event)
+        return actions + self._start_batch(now_s)
+
+    def _join(self, event: SegmentPlaced) -> list[LocalAction]:
+        request = event.request
+        pages = pages_for(self._program.kv_tokens(request), self.spec.page_tokens)
+        self.pages.reserve(request.id, pages)
+        self.residents[request.id] = Resident(
+            request=request,
+            segment=event.segment,
+            progress=event.progress,
+            forecast=event.forecast,
+            forecast_settled=event.progress.settled,
+        )
+        why = f"epoch {event.segment.epoch}, {pages} pages, {self.pages.free} left"
+        return [LoadState(request, event.progress, why)]
+
+    def _release(self, event: SegmentReleased) -> list[LocalAction]:
+        resident = self.residents.get(event.request_id)
+        if resident is None or resident.segment.epoch != event.epoch:
+            return []
+        if self._runs(event.request_id):
+            resident.released = True
+            return []
+        return self._end(resident, SegmentEnd.RELEASED, None)
+
+    def _take_forecast(self, event: Predicted) -> list[LocalAction]:
+        resident = self.residents.get(event.request_id)
+        if resident is not None and event.forecast.at_steps >= resident.forecast.at_steps:
+            resident.forecast = event.forecast
+        return []
+
+    def _settle(self, now_s: float, event: BatchDone) -> list[LocalAction]:
+        batch = self._running
+        if batch is None or batch.id != event.batch_id:
+            return []
+        self._running = None
+        self._cost.observe(batch.steps, self.spec, event.seconds)
+        actions: list[LocalAction] = []
+        for outcome in event.outcomes:
+            actions += self._advance(self.residents[outcome.request_id], outcome)
+        report = InstanceReport(self.spec.id, now_s, now_s, (batch, event.seconds))
+        actions.append(Send(None, InstanceReported(report), "batch done"))
+        return actions
+
+    def _advance(self, resident: Resident, outcome: StepOutcome) -> list[LocalAction]:
+        request = resident.request
+        progress = self._program.advance(request, resident.progress, outcome)
+        resident.progress = progress
+        resident.has_state = True
+        if outcome.error is not None:
+            return self._end(resident, SegmentEnd.FAILED, outcome.error)
+        if progress.finished is not None:
+            return self._end(resident, SegmentEnd.FINISHED, None)
+        if resident.released:
+            return self._end(resident, SegmentEnd.RELEASED, None)
+        if progress.settled - resident.forecast_settled >= self._predict_every_tokens:
+            resident.forecast_settled = progress.settled
+            return [Predict(request, progress, resident.forecast.thresholds, "forecast is old")]
+        return []
+
+    def _end(self, resident: Resident, end: SegmentEnd, error: str | None) -> list[LocalAction]:
+        request_id = resident.request.id
+        del self.residents[request_id]
+        self.pages.release(request_id)
+        ended = SegmentEnded(resident.segment, end, resident.progress, error)
+        return [FreeState(request_id, end.value), Send(None, ended, end.value)]
+
+    def _start_batch(self, now_s: float) -> list[LocalAction]:
+        if self._running is not None or not self.residents:
+            return []
+        residents = list(self.residents.values())
+        pace = self._batching.pace(residents, self.spec)
+        program, threshold = self._program, self._threshold
+        candidates = [
+            (
+                resident,
+                program.next_step(
+                    resident.request,
+                    resident.progress,
+                    resident.has_state,
+                    threshold.pick(resident, pace, now_s),
+                ),
+            )
+            for resident in residents
+        ]
+        steps = self._batching.compose(candidates, self.spec, now_s)
+        chosen = {step.request_id for step in steps}
+        for resident in residents:
+            resident.skipped = 0 if resident.request.id in chosen else resident.skipped + 1
+        self._running = Batch(self._next_batch_id, steps)
+        self._next_batch_id += 1
+        seconds = self._cost.step_time_s(steps, self.spec)
+        why = f"{len(steps)} of {len(residents)} residents, predicted {seconds * 1e3:.2f} ms"
+        report = InstanceReport(self.spec.id, now_s, now_s + seconds)
+        return [RunBatch(self._running, why), Send(None, InstanceReported(report), why)]
+
+    def _runs(self, request_id: RequestId) -> bool:
+        batch = self._running
+        return batch is not None and any(step.request_id == request_id for step in batch.steps)

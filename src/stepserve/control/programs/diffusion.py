@@ -1,0 +1,81 @@
+"""The step program of masked diffusion models (LLaDA, Dream, ...).
+
+Blocks are denoised in order, every step settles at least one position and none beyond its
+block, so the number of settled output tokens alone tells the block and whether it was begun.
+Source: dilaserve.md B4 (executed tokens), B6 (recompute steps left), C8 (cache modes).
+"""
+
+import math
+
+from stepserve.core.request import CacheMode, Progress, Request
+from stepserve.core.step import Step, StepKind, StepOutcome
+
+
+class DiffusionProgram:
+    """Heavy steps recompute the whole sequence, light steps denoise with cached KV."""
+
+    def start(self, request: Request) -> Progress:
+        """The prompt is settled at once."""
+        return Progress(settled=request.prompt_tokens)
+
+    def advance(self, request: Request, progress: Progress, outcome: StepOutcome) -> Progress:
+        """Progress after one denoising step."""
+        return Progress(
+            settled=progress.settled + outcome.settled,
+            emitted=outcome.emitted,
+            steps=progress.steps + 1,
+            finished=outcome.finished,
+            confidence=outcome.confidence or progress.confidence,
+        )
+
+    def next_step(
+        self, request: Request, progress: Progress, has_state: bool, threshold: float | None
+    ) -> Step:
+        """Recompute without a cache, without state, or where a block's refresh is due."""
+        options = request.diffusion
+        full = self.full_tokens(request)
+        block, inside = divmod(progress.settled - request.prompt_tokens, options.block_tokens)
+        refresh_due = inside == 0 and block % options.refresh_blocks == 0
+        if options.cache_mode is CacheMode.NONE or not has_state or refresh_due:
+            return Step(request.id, StepKind.RECOMPUTE, full, full, threshold)
+        if options.cache_mode is CacheMode.DUAL:
+            query = options.block_tokens
+        else:
+            query = full - request.prompt_tokens - block * options.block_tokens
+        return Step(request.id, StepKind.CACHED, query, full, threshold)
+
+    def heavy_steps_left(
+        self, request: Request, progress: Progress, steps_left: float, output_tokens: float
+    ) -> float:
+        """Refreshes not yet begun (``rec_left`` of B6); all steps without a cache.
+
+        Deviation: blocks are counted up to the expected output, not to the limit, because a
+        request ends at its end-of-text token (dilaserve.md Part E 5).
+        """
+        options = request.diffusion
+        if options.cache_mode is CacheMode.NONE:
+            return steps_left
+        settled = progress.settled - request.prompt_tokens
+        begun = -(-settled // options.block_tokens)
+        blocks = math.ceil(output_tokens / options.block_tokens)
+        refreshes = -(-blocks // options.refresh_blocks) - -(-begun // options.refresh_blocks)
+        return min(steps_left, float(max(0, refreshes)))
+
+    def light_tokens(self, request: Request) -> int:
+        """The block in dual mode; the whole canvas, at most, in prefix mode."""
+        if request.diffusion.cache_mode is CacheMode.DUAL:
+            return request.diffusion.block_tokens
+        if request.diffusion.cache_mode is CacheMode.PREFIX:
+            return self.full_tokens(request) - request.prompt_tokens
+        return self.full_tokens(request)
+
+    def full_tokens(self, request: Request) -> int:
+        """Prompt plus canvas; the canvas is the output limit in whole blocks."""
+        block = request.diffusion.block_tokens
+        return request.prompt_tokens + -(-request.max_output_tokens // block) * block
+
+    def kv_tokens(self, request: Request) -> int:
+        """Every position with a cache, none without."""
+        if request.diffusion.cache_mode is CacheMode.NONE:
+            return 0
+        return self.full_tokens(request)

@@ -1,0 +1,1 @@
+"""Threshold policies, one a file."""

@@ -1,0 +1,88 @@
+"""Everything a scheduler can ask of its driver. Closed; every action says why.
+
+The ``why`` is the system's log of decisions: short, factual, with the numbers compared.
+"""
+
+from dataclasses import dataclass
+
+from stepserve.core.events import Event
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.step import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver an event to an instance's local scheduler, or to the global one (``None``)."""
+
+    to: InstanceId | None
+    event: Event
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """Ask for remaining steps at each of ``thresholds``; answered by ``Predicted``."""
+
+    request: Request
+    progress: Progress
+    thresholds: tuple[float, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunBatch:
+    """Run a batch on this instance's executor; answered by ``BatchDone``."""
+
+    batch: Batch
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Have this instance's executor hold a request, from its settled tokens on."""
+
+    request: Request
+    progress: Progress
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeState:
+    """Drop what this instance's executor holds of a request."""
+
+    request_id: RequestId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """Tear an instance down and form it again; answered by ``InstanceUp``."""
+
+    spec: InstanceSpec
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Refuse a request before any work was done; the client may try after ``retry_after_s``."""
+
+    request_id: RequestId
+    retry_after_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A request is over; ``error`` is the message for the client when it failed."""
+
+    request_id: RequestId
+    reason: FinishReason
+    error: str | None
+    why: str
+
+
+GlobalAction = Send | Predict | Rebuild | Reject | Finish
+LocalAction = Send | Predict | LoadState | RunBatch | FreeState
+Action = GlobalAction | LocalAction

@@ -1,0 +1,115 @@
+"""Configuration as frozen values, read from TOML tables. An unknown key is an error."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from stepserve.core.errors import FieldError
+
+
+@dataclass(frozen=True, slots=True)
+class SLOClass:
+    """Targets that fill what a request leaves open; ``None`` means no target."""
+
+    e2e_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """Policies by name, and their numbers.
+
+    ``margin``: share of a deadline that the threshold choice plans against (dilaserve.md B1:
+    0.9). ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for
+    fewer. ``starvation_batches``: a resident left out that often goes first.
+    ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
+    """
+
+    placement: str = "step_completion"
+    batching: str = "latency_budget"
+    threshold: str = "deadline_fit"
+    thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
+    margin: float = 0.9
+    queue_limit: int = 256
+    heavy_tokens: int = 8192
+    starvation_batches: int = 4
+    predict_every_tokens: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Everything ``stepserve serve`` can be told."""
+
+    model: str = "bundled"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    instances: int = 2
+    threads_per_instance: int = 0  # 0: share the cores evenly
+    device: str = "cpu"
+    dtype: str = "float32"
+    max_residents: int = 32
+    kv_pages: int = 4096
+    page_tokens: int = 16
+    trust_slo_headers: bool = True
+    strict_fields: bool = False
+    default_slo_class: str = "standard"
+    slo_classes: Mapping[str, SLOClass] = field(
+        default_factory=lambda: {
+            "interactive": SLOClass(e2e_s=4.0),
+            "standard": SLOClass(),
+            "batch": SLOClass(),
+        }
+    )
+    control: ControlConfig = ControlConfig()
+
+
+T = TypeVar("T")
+
+
+def from_table(cls: type[T], table: Mapping[str, Any], path: str = "") -> T:
+    """Build config dataclass ``cls`` from a TOML table.
+
+    Raises FieldError naming the dotted key for an unknown key or a value of a wrong type.
+    """
+    defaults = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        dotted = f"{path}.{key}" if path else key
+        if key not in defaults:
+            raise FieldError(dotted, f"unknown key; known: {', '.join(sorted(defaults))}")
+        values[key] = _convert(value, _default(defaults[key]), dotted)
+    return cls(**values)
+
+
+def _default(spec: "dataclasses.Field[Any]") -> Any:
+    if spec.default is not dataclasses.MISSING:
+        return spec.default
+    assert spec.default_factory is not dataclasses.MISSING, spec.name
+    return spec.default_factory()
+
+
+def _convert(value: Any, default: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(default):
+        return from_table(type(default), _expect(value, Mapping, path), path)
+    if isinstance(default, Mapping):
+        rows = _expect(value, Mapping, path)
+        return {
+            k: from_table(SLOClass, _expect(v, Mapping, path), f"{path}.{k}")
+            for k, v in rows.items()
+        }
+    if isinstance(default, tuple):
+        return tuple(float(_expect(v, (int, float), path)) for v in _expect(value, list, path))
+    if isinstance(default, bool) or default is None:
+        return _expect(value, bool if isinstance(default, bool) else (int, float), path)
+    if isinstance(default, float):
+        return float(_expect(value, (int, float), path))
+    return _expect(value, type(default), path)
+
+
+def _expect(value: Any, kind: Any, path: str) -> Any:
+    numeric = kind is int or kind == (int, float)
+    if not isinstance(value, kind) or (numeric and isinstance(value, bool)):
+        raise FieldError(path, f"unexpected value {value!r}")
+    return value

@@ -1,0 +1,18 @@
+"""Errors that a caller can act on. Each names the field or the resource at fault."""
+
+
+class StepserveError(Exception):
+    """Base of every error that stepserve raises on purpose."""
+
+
+class FieldError(StepserveError):
+    """A value given from outside is not acceptable; ``field`` names it, dotted from the top."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class CapacityError(StepserveError):
+    """A reservation does not fit: a scheduler asked for pages that do not exist."""

@@ -1,0 +1,108 @@
+"""Everything that can happen to a scheduler. Closed: a new kind of event is a change here.
+
+Events are values without behaviour; a recorded list of (time, event) replays a run.
+"""
+
+from dataclasses import dataclass
+
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import InstanceReport, InstanceSpec
+from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.segment import Segment, SegmentEnd
+from stepserve.core.step import StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A client's request was read and found valid."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The client left, or the gateway saw a stop string: no further step is wanted."""
+
+    request_id: RequestId
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Answer to ``Predict``. It has an age: see ``StepForecast.at_steps``."""
+
+    request_id: RequestId
+    forecast: StepForecast
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlaced:
+    """The global scheduler gives an instance a segment to run."""
+
+    segment: Segment
+    request: Request
+    progress: Progress
+    forecast: StepForecast
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReleased:
+    """The global scheduler takes a segment back; the instance answers ``SegmentEnded``."""
+
+    request_id: RequestId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEnded:
+    """An instance no longer holds a segment, nor any state of it."""
+
+    segment: Segment
+    end: SegmentEnd
+    progress: Progress
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """The executor finished a batch, ``seconds`` after it began."""
+
+    batch_id: int
+    outcomes: tuple[StepOutcome, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUp:
+    """An instance is ready for work and holds nothing."""
+
+    spec: InstanceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReported:
+    """An instance's periodic report."""
+
+    report: InstanceReport
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLost:
+    """An instance stopped answering; ``progress`` is what reached the frontend of its requests."""
+
+    instance: InstanceId
+    progress: tuple[tuple[RequestId, Progress], ...]
+
+
+GlobalEvent = (
+    RequestArrived
+    | RequestCancelled
+    | Predicted
+    | SegmentEnded
+    | InstanceUp
+    | InstanceReported
+    | InstanceLost
+)
+LocalEvent = SegmentPlaced | SegmentReleased | Predicted | BatchDone
+Event = GlobalEvent | LocalEvent

@@ -1,0 +1,22 @@
+"""Remaining steps as they were predicted, with the age of the prediction."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepForecast:
+    """Predicted remaining steps at each candidate threshold, highest threshold first.
+
+    ``output_tokens`` is the expected total output length. ``at_steps`` is how many steps the
+    request had run when the forecast was made; steps run since are subtracted (dilaserve.md
+    B5: subtract 1 a step between refreshes).
+    """
+
+    thresholds: tuple[float, ...]
+    steps: tuple[float, ...]
+    output_tokens: float
+    at_steps: int = 0
+
+    def remaining(self, index: int, steps_run: int) -> float:
+        """Steps left at ``thresholds[index]`` after ``steps_run`` steps; at least 1."""
+        return max(1.0, self.steps[index] - (steps_run - self.at_steps))

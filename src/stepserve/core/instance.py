@@ -1,0 +1,54 @@
+"""What is known of instances, and of the cluster as policies see it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stepserve.core.ids import InstanceId
+from stepserve.core.step import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """What an instance is: one model replica on a tensor-parallel group."""
+
+    id: InstanceId
+    tp_degree: int
+    page_capacity: int
+    page_tokens: int
+    max_residents: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReport:
+    """What an instance last said, and when.
+
+    ``batch_ends_s`` predicts the end of the running batch (``at_s`` when idle). ``measured``
+    is the batch that just ended and its seconds, for the listener's cost model.
+    """
+
+    instance: InstanceId
+    at_s: float
+    batch_ends_s: float
+    measured: tuple[Batch, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """What the global scheduler knows of an instance: promises made, not only reports heard.
+
+    ``resident_tokens`` is the sum of full lengths (prompt and output canvas) placed there.
+    """
+
+    spec: InstanceSpec
+    residents: int
+    resident_tokens: int
+    free_pages: int
+    batch_ends_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """An immutable snapshot offered to policies."""
+
+    at_s: float
+    loads: Mapping[InstanceId, InstanceLoad]

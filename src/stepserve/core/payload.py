@@ -1,0 +1,44 @@
+"""What the executor needs of a request and no scheduler ever looks at."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Per-request sampling. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off.
+
+    ``logprobs``: how many alternatives to report with each token, ``None`` for no log
+    probabilities at all. A reported log probability is the log-softmax (temperature 1, before
+    any truncation) at the step that settled the position; it is not a sequence likelihood.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Token values and sampling of one request."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class SettledToken:
+    """One output position that became final. ``offset`` 0 is the first output token.
+
+    ``top`` holds (token id, log probability) of the best alternatives, best first.
+    """
+
+    offset: int
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()

@@ -1,0 +1,218 @@
+"""The ports: what the control plane asks of the parts around it, and the policies' shapes."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import RequestId
+from stepserve.core.instance import ClusterView, InstanceSpec
+from stepserve.core.payload import Payload, SettledToken
+from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.resident import Resident, StepPace
+from stepserve.core.segment import Segment
+from stepserve.core.step import Batch, Step, StepOutcome
+
+
+class StepProgram(Protocol):
+    """The whole difference between model families that the schedulers see."""
+
+    def start(self, request: Request) -> Progress:
+        """Progress of a request that has run no step."""
+        ...
+
+    def advance(self, request: Request, progress: Progress, outcome: StepOutcome) -> Progress:
+        """Progress after one step with that outcome."""
+        ...
+
+    def next_step(
+        self, request: Request, progress: Progress, has_state: bool, threshold: float | None
+    ) -> Step:
+        """The step that is due. Without state on the instance it must rebuild it (heavy)."""
+        ...
+
+    def heavy_steps_left(
+        self, request: Request, progress: Progress, steps_left: float, output_tokens: float
+    ) -> float:
+        """How many of ``steps_left`` are heavy, if the output ends at ``output_tokens``."""
+        ...
+
+    def light_tokens(self, request: Request) -> int:
+        """Tokens that a light step executes (the most, where it varies)."""
+        ...
+
+    def full_tokens(self, request: Request) -> int:
+        """Tokens that the largest step of this request executes: prompt and output canvas."""
+        ...
+
+    def kv_tokens(self, request: Request) -> int:
+        """Positions whose keys and values the request keeps on an instance between steps."""
+        ...
+
+
+class CostModel(Protocol):
+    """Predicts how long a batch takes, and learns from what was measured."""
+
+    def step_time_s(self, steps: Sequence[Step], spec: InstanceSpec) -> float:
+        """Seconds that a batch of these steps takes; 0 for an empty batch."""
+        ...
+
+    def observe(self, steps: Sequence[Step], spec: InstanceSpec, seconds: float) -> None:
+        """Take a measured batch into account. Called only while an event is handled."""
+        ...
+
+
+class StepPredictor(Protocol):
+    """Predicts remaining steps. Owned by the driver; schedulers ask by ``Predict``."""
+
+    def remaining_steps(
+        self, request: Request, progress: Progress, thresholds: Sequence[float]
+    ) -> StepForecast:
+        """Remaining steps at each threshold, for a request at this progress."""
+        ...
+
+    def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
+        """Take one executed step into account; ``progress`` is from before it."""
+        ...
+
+
+class PlacementPolicy(Protocol):
+    """Chooses segments and instances."""
+
+    def place(self, request: Request, progress: Progress, view: ClusterView) -> tuple[Segment, ...]:
+        """Segments that tile what is left of the request, on instances of the view.
+
+        The view holds only instances with room, and is never empty. Epochs are left 0; the
+        global scheduler stamps them.
+        """
+        ...
+
+
+class BatchingPolicy(Protocol):
+    """Chooses which residents step together next, and foretells the pace of their steps."""
+
+    def pace(self, residents: Sequence[Resident], spec: InstanceSpec) -> StepPace:
+        """Expected seconds of one heavy and one light step, if these residents stay."""
+        ...
+
+    def compose(
+        self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
+    ) -> tuple[Step, ...]:
+        """The steps to run now: a subset of the candidates, never empty if they are not."""
+        ...
+
+
+class ThresholdPolicy(Protocol):
+    """Chooses the confidence threshold of a resident's next step."""
+
+    def pick(self, resident: Resident, pace: StepPace, now_s: float) -> float:
+        """One of ``resident.forecast.thresholds``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What an executor returns: outcomes in the order of the steps, and the token values."""
+
+    outcomes: tuple[StepOutcome, ...]
+    settled: Mapping[RequestId, tuple[SettledToken, ...]]
+    seconds: float
+
+
+class Executor(Protocol):
+    """Runs steps: a real engine, or predicted outcomes. Not a scheduler."""
+
+    def add(
+        self,
+        request: Request,
+        payload: Payload,
+        progress: Progress,
+        settled: Mapping[int, int],
+    ) -> None:
+        """Hold a request. ``settled`` maps output offsets to token ids already final."""
+        ...
+
+    def run(self, batch: Batch) -> BatchResult:
+        """Run one batch. A row that fails is reported in its outcome; its neighbours go on."""
+        ...
+
+    def remove(self, request_id: RequestId) -> None:
+        """Drop a request and free its pages. Unknown ids are ignored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReport:
+    """What a finished request cost and got; the reply's ``metrics`` and ``dlm`` objects.
+
+    Times are seconds. ``slack_s`` is deadline minus completion (negative when late).
+    """
+
+    forwards: int = 0
+    blocks: int = 0
+    forced: int = 0
+    threshold_min: float | None = None
+    threshold_mean: float | None = None
+    migrations: int = 0
+    queue_s: float = 0.0
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
+    slack_s: float | None = None
+    slo_met: bool | None = None
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokensEmitted:
+    """The next tokens of a request's contiguous settled prefix, in order, each once.
+
+    ``forwards`` counts the request's forward passes so far; ``at_s`` is on the frontend's clock.
+    """
+
+    tokens: tuple[SettledToken, ...]
+    forwards: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """Last update of a request; ``error`` is set when reason is ``ERROR``."""
+
+    reason: FinishReason
+    report: RequestReport
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRejected:
+    """Refused at admission; no work was done. Only ever the first update."""
+
+    retry_after_s: float
+    why: str
+
+
+Update = TokensEmitted | RequestEnded | RequestRejected
+
+
+class Frontend(Protocol):
+    """What the gateway needs of the world behind it."""
+
+    def now_s(self) -> float:
+        """The scheduler's clock, for ``Request.arrival_s``."""
+        ...
+
+    def submit(self, request: Request, payload: Payload) -> AsyncIterator[Update]:
+        """Serve a request. Ends after ``RequestEnded`` or ``RequestRejected``."""
+        ...
+
+    def cancel(self, request_id: RequestId, reason: FinishReason) -> None:
+        """Stop working on a request within one step; its iterator still ends properly."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether an instance is up and requests are being taken."""
+        ...
+
+    def healthy(self) -> bool:
+        """Whether the schedulers' loop makes progress."""
+        ...

@@ -1,0 +1,140 @@
+"""What is known of a request when it arrives, and how far it has come."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepserve.core.errors import FieldError
+from stepserve.core.ids import RequestId
+
+
+class Family(StrEnum):
+    """How a model generates; it selects the step program, and nothing else does."""
+
+    DIFFUSION = "diffusion"
+    AUTOREGRESSIVE = "autoregressive"
+
+
+class OnMiss(StrEnum):
+    """What to do when a deadline cannot be met at the preferred threshold (api.md 4.2)."""
+
+    DEGRADE = "degrade"  # lower the threshold down to the floor, then best effort
+    BEST_EFFORT = "best_effort"  # keep the preferred threshold, be late
+    REJECT = "reject"  # refuse at admission if predicted to miss; then as degrade
+
+
+class CacheMode(StrEnum):
+    """Which keys and values a diffusion step may reuse (Fast-dLLM; dilaserve.md C8)."""
+
+    NONE = "none"  # exact: every step executes the whole sequence
+    PREFIX = "prefix"  # cached steps execute from the block's start to the end
+    DUAL = "dual"  # cached steps execute the block alone
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # end-of-text or a stop token or string
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """Latency targets in seconds from arrival; ``None`` means no target.
+
+    ``tpot_s`` is amortised: (last - first committed text) / (tokens - tokens in the first
+    event).
+    """
+
+    slo_class: str = "standard"
+    e2e_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    on_miss: OnMiss = OnMiss.DEGRADE
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdBounds:
+    """The preferred confidence threshold and the floor it may be lowered to.
+
+    Equal bounds pin the quality. Raises FieldError unless 0 < floor <= preferred <= 1.
+    """
+
+    preferred: float = 0.9
+    floor: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.preferred <= 1.0:
+            raise FieldError("confidence_threshold", "must be in (0, 1]")
+        if not 0.0 < self.floor <= self.preferred:
+            raise FieldError("min_confidence_threshold", "must be in (0, confidence_threshold]")
+
+    @property
+    def pinned(self) -> bool:
+        """Whether no controller may change the threshold."""
+        return self.floor == self.preferred
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionOptions:
+    """How a diffusion request is denoised.
+
+    ``refresh_blocks``: with a cache, recompute at the start of every n-th block.
+    ``max_steps_per_block`` and ``max_forwards`` are hard caps: when one is reached, every
+    position still masked in the block is unmasked at once.
+    """
+
+    thresholds: ThresholdBounds = ThresholdBounds()
+    block_tokens: int = 32
+    cache_mode: CacheMode = CacheMode.DUAL
+    refresh_blocks: int = 1
+    max_steps_per_block: int | None = None
+    max_forwards: int | None = None
+    expected_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Facts known on arrival. Token values travel beside it, in a ``Payload``."""
+
+    id: RequestId
+    family: Family
+    model: str
+    prompt_tokens: int
+    max_output_tokens: int
+    arrival_s: float
+    slo: SLO = SLO()
+    diffusion: DiffusionOptions = DiffusionOptions()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Absolute end-to-end deadline on the scheduler's clock."""
+        return None if self.slo.e2e_s is None else self.arrival_s + self.slo.e2e_s
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """Five numbers over the latest confidence of every output position (dilaserve.md B4)."""
+
+    minimum: float
+    p25: float
+    median: float
+    mean: float
+    p75: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request has come, in tokens of its own axis: prompt first, then output.
+
+    ``settled`` counts final positions, the prompt included; ``emitted`` is the length of the
+    contiguous settled prefix of the output.
+    """
+
+    settled: int = 0
+    emitted: int = 0
+    steps: int = 0
+    finished: FinishReason | None = None
+    confidence: Confidence | None = None

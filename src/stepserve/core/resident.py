@@ -1,0 +1,33 @@
+"""A request as the instance that holds it sees it."""
+
+from dataclasses import dataclass
+
+from stepserve.core.forecast import StepForecast
+from stepserve.core.request import Progress, Request
+from stepserve.core.segment import Segment
+
+
+@dataclass(slots=True)
+class Resident:
+    """The local scheduler's record of one request it holds.
+
+    Only the local scheduler writes it; policies read it. Not frozen: it is the one value
+    that changes at every step of every request.
+    """
+
+    request: Request
+    segment: Segment
+    progress: Progress
+    forecast: StepForecast
+    forecast_settled: int  # tokens settled when the forecast was asked for
+    has_state: bool = False  # keys and values exist on this instance
+    skipped: int = 0  # batches composed without it since it last ran
+    released: bool = False  # leaves when the running batch ends
+
+
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """Seconds that one more heavy and one more light step of a request are expected to take."""
+
+    heavy_s: float
+    light_s: float

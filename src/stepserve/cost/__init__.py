@@ -1,0 +1,1 @@
+"""What steps cost and how many remain: learned models behind ports of the core."""

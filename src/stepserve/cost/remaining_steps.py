@@ -1,0 +1,93 @@
+"""How many steps a request still needs: the mean tokens per step of each threshold.
+
+The plain sibling of a trained predictor: it knows a request's threshold and how many tokens
+are left, nothing of its difficulty. Both of its numbers are learned while serving: tokens
+settled per step by threshold, and the output length at which requests end.
+"""
+
+import bisect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepserve.core.errors import FieldError
+from stepserve.core.forecast import StepForecast
+from stepserve.core.request import Progress, Request
+from stepserve.core.step import Step, StepOutcome
+
+LEARNING_RATE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Yields:
+    """Measured means for one model.
+
+    ``tokens_per_step`` by threshold; ``output_tokens``: mean output length of requests that
+    end by themselves. ``source`` says how they were measured.
+    """
+
+    tokens_per_step: Mapping[float, float]
+    output_tokens: float
+    source: str
+
+    def __post_init__(self) -> None:
+        """Raises FieldError for values that no forecast can be made of."""
+        if not self.tokens_per_step or min(self.tokens_per_step.values()) <= 0.0:
+            raise FieldError("yields.tokens_per_step", "needs positive values")
+        if self.output_tokens < 1.0:
+            raise FieldError("yields.output_tokens", "must be at least 1")
+
+    @classmethod
+    def load(cls, path: Path) -> "Yields":
+        """Read yields from JSON: ``{"tokens_per_step": {"0.9": 2.1, ...}, ...}``."""
+        table = json.loads(path.read_text())
+        per_step = {float(t): float(y) for t, y in table["tokens_per_step"].items()}
+        return cls(per_step, table["output_tokens"], table["source"])
+
+
+class MeanYield:
+    """A ``StepPredictor`` by per-threshold means."""
+
+    def __init__(self, yields: Yields) -> None:
+        self._thresholds = sorted(yields.tokens_per_step)
+        self._per_step = [yields.tokens_per_step[t] for t in self._thresholds]
+        self._output_tokens = yields.output_tokens
+
+    def remaining_steps(
+        self, request: Request, progress: Progress, thresholds: Sequence[float]
+    ) -> StepForecast:
+        """Tokens left over tokens per step; never more steps than positions left."""
+        settled = progress.settled - request.prompt_tokens
+        limit = request.max_output_tokens
+        expected = float(request.diffusion.expected_output_tokens or self._output_tokens)
+        if settled >= expected:  # it outlived the guess: half of what it may still use
+            expected = settled + (limit - settled) / 2
+        output = min(float(limit), max(expected, settled + 1.0))
+        left = output - settled
+        steps = tuple(max(1.0, left / self._yield(t)) for t in thresholds)
+        return StepForecast(tuple(thresholds), steps, output, progress.steps)
+
+    def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
+        """Update the yield of the nearest known threshold, and the length when it ends."""
+        if step.threshold is None or outcome.error is not None:
+            return
+        index = self._nearest(step.threshold)
+        self._per_step[index] += LEARNING_RATE * (outcome.settled - self._per_step[index])
+        self._per_step[index] = max(1.0, self._per_step[index])
+        if outcome.finished is not None:
+            self._output_tokens += LEARNING_RATE * (outcome.emitted - self._output_tokens)
+
+    def _nearest(self, threshold: float) -> int:
+        return min(range(len(self._thresholds)), key=lambda i: abs(self._thresholds[i] - threshold))
+
+    def _yield(self, threshold: float) -> float:
+        """Tokens per step, linear between known thresholds, constant beyond them."""
+        known, values = self._thresholds, self._per_step
+        right = bisect.bisect_left(known, threshold)
+        if right == 0:
+            return values[0]
+        if right == len(known):
+            return values[-1]
+        share = (threshold - known[right - 1]) / (known[right] - known[right - 1])
+        return values[right - 1] + share * (values[right] - values[right - 1])

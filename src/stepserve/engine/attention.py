@@ -1,0 +1,86 @@
+"""Attention over packed rows whose context lies in their own queries or in pages.
+
+Rows never see each other. Rows of one shape share a call; a context that is shorter than
+its group's is padded with slots of the row itself, hidden by a bias of minus infinity, so
+even a row of NaNs cannot reach its neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from stepserve.engine.kv_pages import PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows next to each other in the packed batch that execute equally many tokens.
+
+    ``slots`` ``[rows, context]`` are where their keys and values lie in the pool, ``None``
+    when each row attends over exactly what it executes. ``bias`` ``[rows, 1, 1, context]``
+    hides padding, ``None`` when there is none.
+    """
+
+    start: int
+    rows: int
+    queries: int
+    slots: Tensor | None = None
+    bias: Tensor | None = None
+
+
+def cached_group(start: int, queries: int, slots: Sequence[Tensor], dtype: torch.dtype) -> Group:
+    """Group of rows whose contexts are the int64 ``[context_i]`` slots in the pool."""
+    if len({len(row) for row in slots}) == 1:
+        return Group(start, len(slots), queries, torch.stack(list(slots)))
+    padded = pad_sequence(list(slots), batch_first=True, padding_value=-1)
+    padding = padded < 0
+    bias = torch.zeros(padded.shape, dtype=dtype, device=padded.device)
+    bias = bias.masked_fill_(padding, float("-inf"))[:, None, None, :]
+    return Group(start, len(slots), queries, torch.where(padding, padded[:, :1], padded), bias)
+
+
+class PackedAttention:
+    """``Attend`` of one batch: writes fresh keys and values to pages, then attends."""
+
+    def __init__(self, pool: PagePool, groups: Sequence[Group], write: Tensor) -> None:
+        """``write`` int64 ``[W]``: the slots of the first W packed tokens; the rest keep none."""
+        self._pool = pool
+        self._groups = groups
+        self._write = write
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q ``[N, heads, head_dim]``, k and v ``[N, kv_heads, head_dim]``; returns as q."""
+        keys, values = self._pool.kv[layer]
+        kept = len(self._write)
+        if kept:
+            keys.index_copy_(0, self._write, k[:kept])
+            values.index_copy_(0, self._write, v[:kept])
+        out = torch.empty_like(q)
+        for group in self._groups:
+            shape = (group.rows, group.queries)
+            own = slice(group.start, group.start + group.rows * group.queries)
+            if group.slots is None:
+                context = k[own].unflatten(0, shape), v[own].unflatten(0, shape)
+            else:
+                context = keys[group.slots], values[group.slots]
+            out[own] = attend(q[own].unflatten(0, shape), *context, group.bias).flatten(0, 1)
+        return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Full attention. q ``[rows, queries, heads, head_dim]``; returns the same shape.
+
+    k and v are ``[rows, context, kv_heads, head_dim]``. Query heads that share a KV head are
+    laid side by side as more queries: without a causal mask this is the same thing.
+    """
+    kv_heads = k.shape[2]
+    shared = q.shape[2] // kv_heads
+    q = q.unflatten(2, (kv_heads, shared)).permute(0, 2, 3, 1, 4)
+    out = F.scaled_dot_product_attention(
+        q.flatten(2, 3), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias
+    )
+    return out.unflatten(2, (shared, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -1,0 +1,174 @@
+"""Packs the steps of a batch into the flat tensors of one forward pass."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from stepserve.core.payload import SamplingParams
+from stepserve.core.request import CacheMode, Request
+from stepserve.core.step import Step, StepKind
+from stepserve.engine.attention import Group, cached_group
+from stepserve.engine.canvas import Canvas
+from stepserve.engine.sampling import Position
+
+
+@dataclass(slots=True)
+class Row:
+    """What the executor holds of one request.
+
+    ``slots`` ``[prompt + canvas]``: where keys and values of each position lie, ``None``
+    without a cache. ``before`` ``[hidden]``: for models whose logits are shifted, the hidden
+    state at the position before the current block, as of its last execution.
+    """
+
+    request: Request
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    canvas: Canvas
+    steps: int
+    pages: list[int] = field(default_factory=list)
+    slots: Tensor | None = None
+    block_steps: int = 0
+    has_state: bool = False
+    before: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Positions of prompt and canvas."""
+        return len(self.prompt) + len(self.canvas.tokens)
+
+    def executed(self, kind: StepKind) -> range | str:
+        """Positions that a step of a kind executes, or why there is no such step now."""
+        mode = self.request.diffusion.cache_mode
+        if kind is StepKind.RECOMPUTE:
+            return range(self.length)
+        if kind is not StepKind.CACHED:
+            return f"a diffusion request has no {kind} steps"
+        if mode is CacheMode.NONE:
+            return "cached step of a request without a cache"
+        if not self.has_state:
+            return "cached step, but no keys and values on this instance"
+        block, prompt = self.canvas.block, len(self.prompt)
+        stop = self.length if mode is CacheMode.PREFIX else prompt + block.stop
+        return range(prompt + block.start, stop)
+
+    def forbidden(self, offset: int, eos_token_id: int) -> tuple[int, ...]:
+        """Token ids that this request rules out at an output offset."""
+        if offset < self.sampling.min_tokens:
+            return (eos_token_id, *self.sampling.stop_token_ids)
+        return (eos_token_id,) if self.sampling.ignore_eos else ()
+
+
+@dataclass(slots=True)
+class Work:
+    """One row's share of a batch: a valid step and the positions it executes.
+
+    ``base`` is where these positions start in the packed batch; ``offsets`` are the masked
+    output positions that the step asks the model about.
+    """
+
+    row: Row
+    step: Step
+    span: range
+    offsets: list[int]
+    base: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Inputs of one forward pass over N tokens.
+
+    ``token_ids`` and ``positions`` are int64 ``[N]``; ``write`` int64 ``[W]`` are the slots of
+    the first W of them. ``read`` int64 ``[n]`` indexes the hidden states (then the ``before``
+    states, if logits are shifted) that answer ``asked``, in the order of the works' offsets.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    groups: list[Group]
+    write: Tensor
+    read: Tensor
+    asked: list[Position]
+
+
+def new_work(row: Row, step: Step, span: range) -> Work:
+    """A step and what it asks: a recompute step about the whole output, else about the block."""
+    canvas = row.canvas
+    recompute = step.kind is StepKind.RECOMPUTE
+    return Work(row, step, span, canvas.masked(range(canvas.limit) if recompute else canvas.block))
+
+
+def pack(
+    works: Sequence[Work], *, eos_token_id: int, shift_logits: bool, dtype: torch.dtype,
+    device: torch.device,
+) -> Packed:  # fmt: skip
+    """Lay the works out side by side, equal shapes next to each other; sets their ``base``."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    groups: list[Group] = []
+    write: list[Tensor] = []
+    for _, members in groupby(sorted(works, key=_shape), key=_shape):
+        rows = list(members)
+        queries, start = len(rows[0].span), len(token_ids)
+        for work in rows:
+            work.base = len(token_ids)
+            token_ids += _tokens(work.row, work.span)
+            positions += work.span
+            if work.row.slots is not None:
+                write.append(work.row.slots[work.span.start : work.span.stop])
+        if rows[0].step.kind is StepKind.RECOMPUTE:
+            groups.append(Group(start, len(rows), queries))
+        else:
+            groups.append(cached_group(start, queries, _slots(rows), dtype))
+
+    def tensor(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+
+    return Packed(
+        tensor(token_ids),
+        tensor(positions),
+        groups,
+        torch.cat(write) if write else tensor([]),
+        tensor(_read(works, len(token_ids), shift_logits)),
+        [
+            Position(k, work.row.steps, work.row.sampling, work.row.forbidden(k, eos_token_id))
+            for work in works
+            for k in work.offsets
+        ],
+    )
+
+
+def _shape(work: Work) -> tuple[bool, bool, int, int]:
+    """Sort and group key: rows that write pages first, then rows of one attention shape.
+
+    Contexts of cached rows are alike within a factor of two, which bounds the padding.
+    """
+    recompute = work.step.kind is StepKind.RECOMPUTE
+    context = 0 if recompute else (work.row.length - 1).bit_length()
+    return work.row.slots is None, recompute, len(work.span), context
+
+
+def _tokens(row: Row, span: range) -> Iterable[int]:
+    prompt, canvas = row.prompt, row.canvas.tokens
+    if span.start >= len(prompt):
+        return canvas[span.start - len(prompt) : span.stop - len(prompt)]
+    return (*prompt[span.start :], *canvas[: span.stop - len(prompt)])
+
+
+def _slots(works: Sequence[Work]) -> list[Tensor]:
+    return [work.row.slots for work in works if work.row.slots is not None]
+
+
+def _read(works: Sequence[Work], packed_tokens: int, shift_logits: bool) -> list[int]:
+    """Index of the hidden state that predicts each asked position (see ``Packed.read``)."""
+    read: list[int] = []
+    for index, work in enumerate(works):
+        first = work.base + len(work.row.prompt) - work.span.start - shift_logits
+        for k in work.offsets:
+            # the state before the first executed position is not in this batch
+            at = first + k
+            read.append(at if at >= work.base else packed_tokens + index)
+    return read

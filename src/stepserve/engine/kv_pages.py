@@ -1,0 +1,61 @@
+"""The pool of key/value pages of one instance. A page belongs to one request or to nobody."""
+
+import torch
+from torch import Tensor
+
+from stepserve.core.errors import CapacityError
+from stepserve.engine.models.transformer import ModelConfig
+
+
+class PagePool:
+    """Keys and values of all layers, in pages of ``page_tokens`` positions.
+
+    ``kv`` is ``[layers, 2, slots, kv_heads, head_dim]``; page ``p`` owns the slots from
+    ``p * page_tokens`` on. Memory is not cleared: whoever gets a page writes before reading.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        page_tokens: int,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.page_tokens = page_tokens
+        self.capacity = capacity
+        slots = capacity * page_tokens
+        self.kv = torch.empty(
+            (config.layers, 2, slots, config.kv_heads, config.head_dim), device=device, dtype=dtype
+        )
+        self._free = list(range(capacity))
+
+    @property
+    def free(self) -> int:
+        """Pages that belong to nobody; ``free + used == capacity`` always."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Pages that belong to a request."""
+        return self.capacity - len(self._free)
+
+    def allocate(self, tokens: int) -> list[int]:
+        """Take the pages that hold ``tokens`` positions, or raise CapacityError and take none."""
+        count = -(-tokens // self.page_tokens)
+        if count > self.free:
+            raise CapacityError(f"{count} pages needed, {self.free} of {self.capacity} free")
+        taken = self._free[self.free - count :]
+        del self._free[self.free - count :]
+        return taken
+
+    def release(self, pages: list[int]) -> None:
+        """Give pages back."""
+        self._free.extend(pages)
+
+    def slots(self, pages: list[int], tokens: int) -> Tensor:
+        """Slot of each of the first ``tokens`` positions kept in ``pages``: int64 ``[tokens]``."""
+        first = torch.tensor(pages, device=self.kv.device)[:, None] * self.page_tokens
+        within = torch.arange(self.page_tokens, device=self.kv.device)
+        return (first + within).flatten()[:tokens]

@@ -1,0 +1,1 @@
+"""Model architectures, each one a file."""

@@ -1,0 +1,138 @@
+"""The transformer shared by every masked diffusion model that stepserve serves.
+
+LLaDA (a Llama block without a causal mask) and Dream (a Qwen2 block without one) differ in
+a handful of config values: biases on the query/key/value projections, the number of KV
+heads, tied embeddings, and whether the logits that predict position ``i`` stand at ``i``
+(LLaDA) or at ``i - 1`` (Dream). One file serves both; ``engine/loader.py`` maps their
+checkpoints' names onto the names used here.
+
+Attention is passed in: training attends within padded rows, the executor attends over
+packed rows whose keys and values live in pages. The model never learns which.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``attend(layer, q, k, v)``: q is ``[*shape, heads, head_dim]``, k and v are
+``[*shape, kv_heads, head_dim]``; returns ``[*shape, heads, head_dim]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a masked diffusion transformer, and the token ids with a meaning to it."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp_size: int
+    max_positions: int
+    mask_token_id: int
+    eos_token_id: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    scale_embeddings: bool = False  # multiply embeddings by sqrt(hidden_size)
+    qkv_bias: bool = False
+    shift_logits: bool = False  # the logits for position i stand at i - 1 (Dream)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.hidden_size // self.heads
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of keys and values that one position takes in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, half-split layout (as Llama, Qwen2 and LLaDA).
+
+    x is ``[*shape, heads, head_dim]``; cos and sin are ``[*shape, 1, head_dim / 2]``.
+    """
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class Layer(nn.Module):
+    """One pre-norm block: attention, then a SwiGLU MLP."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        hidden, head_dim = config.hidden_size, config.head_dim
+        self.index = index
+        self.attn_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
+        self.q_proj = nn.Linear(hidden, config.heads * head_dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(hidden, config.kv_heads * head_dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(hidden, config.kv_heads * head_dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.heads * head_dim, hidden, bias=False)
+        self.mlp_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
+        self.gate_proj = nn.Linear(hidden, config.mlp_size, bias=False)
+        self.up_proj = nn.Linear(hidden, config.mlp_size, bias=False)
+        self.down_proj = nn.Linear(config.mlp_size, hidden, bias=False)
+        self.head_dim = head_dim
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """x is ``[*shape, hidden]``; returns the same shape."""
+        normed = self.attn_norm(x)
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        q = rotate(self.q_proj(normed).view(heads), cos, sin)
+        k = rotate(self.k_proj(normed).view(heads), cos, sin)
+        v = self.v_proj(normed).view(heads)
+        x = x + self.o_proj(attend(self.index, q, k, v).flatten(-2))
+        normed = self.mlp_norm(x)
+        mlp: Tensor = self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+        return x + mlp
+
+
+class DiffusionTransformer(nn.Module):
+    """Token ids and positions in, hidden states out; logits only where they are asked for."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.head.weight = self.embed.weight
+        self.set_rotary_tables()
+
+    def set_rotary_tables(self, device: torch.device | None = None) -> None:
+        """Build the rotary tables, float32 ``[max_positions, head_dim / 2]`` each."""
+        config = self.config
+        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+        angle = torch.outer(
+            torch.arange(config.max_positions, dtype=torch.float32, device=device),
+            1.0 / config.rope_theta ** (exponent / config.head_dim),
+        )
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Final hidden states ``[*shape, hidden]`` of token_ids ``[*shape]`` at positions."""
+        x = self.embed(token_ids)
+        if self.config.scale_embeddings:
+            x = x * self.config.hidden_size**0.5
+        cos = self.cos[positions].unsqueeze(-2).to(x.dtype)
+        sin = self.sin[positions].unsqueeze(-2).to(x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, attend)
+        out: Tensor = self.norm(x)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``[*shape, vocab]`` in float32 of hidden ``[*shape, hidden]``."""
+        out: Tensor = self.head(hidden)
+        return out.float()

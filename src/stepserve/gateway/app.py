@@ -1,0 +1,150 @@
+"""The HTTP application: routes, limits, and what is not generation."""
+
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, Response
+
+from stepserve.core.config import ServeConfig
+from stepserve.core.errors import FieldError
+from stepserve.core.protocols import Frontend
+from stepserve.gateway.contract import ModelCard, Observer
+from stepserve.gateway.errors import APIError, install_error_handlers
+from stepserve.gateway.middleware import BodyLimit, RequestIds
+from stepserve.gateway.schemas import DetokenizeRequest, TokenizeRequest
+from stepserve.gateway.serving import GenerationService
+from stepserve.gateway.tokenizer import TextTokenizer
+
+MAX_BODY_BYTES = 4 * 2**20
+
+
+def create_app(
+    frontend: Frontend,
+    tokenizer: TextTokenizer,
+    model: ModelCard,
+    config: ServeConfig,
+    observer: Observer,
+    *,
+    unix_time: Callable[[], float] = time.time,
+    ping_s: float = 15.0,
+) -> FastAPI:
+    """Assemble the gateway around a world.
+
+    ``unix_time`` (seconds) is read to stamp replies and to place absolute deadlines; latency
+    is always measured on ``frontend.now_s``. ``ping_s``: silence after which a stream carries
+    a keep-alive comment.
+    """
+    app = FastAPI(title="stepserve", version=version("stepserve"))
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    app.add_middleware(RequestIds)
+
+    service = GenerationService(
+        frontend, tokenizer, model, config, observer, unix_time=unix_time, ping_s=ping_s
+    )
+    app.add_api_route("/v1/completions", service.completions, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
+
+    facts = _Facts(frontend, tokenizer, model, observer, created=int(unix_time()))
+    for path in ("/health", "/live", "/ping"):
+        app.add_api_route(path, facts.health, methods=["GET"])
+    app.add_api_route("/ready", facts.ready, methods=["GET"])
+    app.add_api_route("/metrics", facts.metrics, methods=["GET"])
+    app.add_api_route("/version", facts.version, methods=["GET"])
+    app.add_api_route("/v1/models", facts.models, methods=["GET"])
+    app.add_api_route("/v1/models/{model_id:path}", facts.model, methods=["GET"])
+    app.add_api_route("/tokenize", facts.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", facts.detokenize, methods=["POST"])
+    return app
+
+
+class _Facts:
+    """The endpoints that answer at once."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        tokenizer: TextTokenizer,
+        card: ModelCard,
+        observer: Observer,
+        created: int,
+    ) -> None:
+        self._frontend = frontend
+        self._tokenizer = tokenizer
+        self._card = card
+        self._observer = observer
+        self._created = created
+
+    async def health(self) -> Response:
+        """Whether the process makes progress; says nothing about readiness."""
+        return Response(status_code=200 if self._frontend.healthy() else 503)
+
+    async def ready(self) -> Response:
+        """Whether requests are being taken."""
+        return Response(status_code=200 if self._frontend.ready() else 503)
+
+    async def metrics(self) -> Response:
+        """Prometheus' text format."""
+        return PlainTextResponse(
+            self._observer.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    async def version(self) -> dict[str, str]:
+        """The version of stepserve."""
+        return {"version": version("stepserve")}
+
+    async def models(self) -> dict[str, Any]:
+        """The served model; 503 until it can be used."""
+        self._check_ready()
+        return {"object": "list", "data": [self._model()]}
+
+    async def model(self, model_id: str) -> dict[str, Any]:
+        """One model by name."""
+        self._check_ready()
+        self._check_model(model_id)
+        return self._model()
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """Token ids of a prompt or a chat as generation would see it."""
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise FieldError("prompt", "give either prompt or messages")
+        if body.messages is not None:
+            messages = [message.model_dump(exclude_none=True) for message in body.messages]
+            ids = self._tokenizer.chat_ids(messages)
+        elif body.add_special_tokens:
+            ids = self._tokenizer.completion_ids(body.prompt or "")
+        else:
+            ids = self._tokenizer.encode(body.prompt or "")
+        return {"count": len(ids), "max_model_len": self._card.context_tokens, "tokens": ids}
+
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+        """Text of token ids."""
+        self._check_model(body.model)
+        return {"prompt": self._tokenizer.decode(body.tokens)}
+
+    def _check_ready(self) -> None:
+        if not self._frontend.ready():
+            raise APIError(503, "the model is not ready", headers={"Retry-After": "1"})
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._card.id:
+            message = f"model {name!r} is not served here; {self._card.id!r} is"
+            raise APIError(404, message, param="model", code="model_not_found")
+
+    def _model(self) -> dict[str, Any]:
+        card = self._card
+        return {
+            "id": card.id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "stepserve",
+            "max_model_len": card.context_tokens,
+            "default_max_tokens": card.default_max_tokens,
+            "default_temperature": card.default_temperature,
+            "family": card.family.value,
+            "block_lengths": card.block_lengths,
+        }

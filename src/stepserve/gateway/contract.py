@@ -1,0 +1,62 @@
+"""What the gateway asks of whoever assembles it: facts about the model, and an observer."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from stepserve.core.protocols import RequestReport
+from stepserve.core.request import CacheMode, Family, FinishReason, Request, ThresholdBounds
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """Facts about the served model that requests are validated against.
+
+    ``context_tokens`` bounds prompt plus output canvas. ``mask_token_id`` may not occur in a
+    prompt: the engine would take it for a position to fill.
+    """
+
+    id: str
+    family: Family
+    context_tokens: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    default_max_tokens: int
+    block_lengths: tuple[int, ...] = (32,)
+    default_block_length: int = 32
+    mask_token_id: int | None = None
+    default_temperature: float = 0.0
+    default_cache: CacheMode = CacheMode.NONE
+    default_thresholds: ThresholdBounds = ThresholdBounds()
+
+
+class Observer(Protocol):
+    """Told what happens to every request; each request is started once and ends once.
+
+    One "request" here is one sample: a body with two prompts and ``n`` 3 makes six.
+    """
+
+    def started(self, request: Request) -> None:
+        """A sample was handed to the frontend."""
+        ...
+
+    def emitted(self, request: Request, tokens: int, gap_s: float | None) -> None:
+        """A text event of that many tokens came, ``gap_s`` after the one before, if any."""
+        ...
+
+    def finished(
+        self, request: Request, reason: FinishReason, output_tokens: int, report: RequestReport
+    ) -> None:
+        """A sample ended; ``output_tokens`` are those billed."""
+        ...
+
+    def rejected(self, request: Request) -> None:
+        """A sample was refused at admission."""
+        ...
+
+    def header_ignored(self, name: str) -> None:
+        """An SLO header held a value that could not be used."""
+        ...
+
+    def render(self) -> bytes:
+        """The body of ``/metrics`` in Prometheus' text format."""
+        ...

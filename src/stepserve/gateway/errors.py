@@ -1,0 +1,118 @@
+"""Every error a client sees has one shape: ``{"error": {message, type, param, code}}``."""
+
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from stepserve.core.errors import FieldError
+
+_LOG = logging.getLogger(__name__)
+
+# status: (OpenAI error type, code)
+_KINDS = {
+    400: ("invalid_request_error", None),
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    413: ("invalid_request_error", "body_too_large"),
+    429: ("rate_limit_error", "overloaded"),
+    499: ("client_closed_request", "client_closed_request"),
+    503: ("service_unavailable_error", "not_ready"),
+}
+_INTERNAL = ("server_error", "internal_error")
+
+
+class APIError(Exception):
+    """An answer other than success; ``param`` names the request field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body, also sent as the last event of a stream that fails."""
+        kind, code = _KINDS.get(self.status, _INTERNAL)
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code or code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The HTTP response."""
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def rejected(retry_after_s: float, why: str) -> APIError:
+    """429 for a request refused at admission: when to come back, and why.
+
+    The dropped-reason header speaks llm-d's words, which routers branch on.
+    """
+    headers = {
+        "Retry-After": str(max(1, math.ceil(retry_after_s))),
+        "x-llm-d-request-dropped-reason": "rejected-saturated",
+    }
+    return APIError(429, f"request refused: {why}", headers=headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make the app answer every failure in the one shape."""
+
+    async def api_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, APIError)
+        return error.response()
+
+    async def field_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, FieldError)
+        return APIError(400, str(error), param=error.field).response()
+
+    async def http_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        phrase = HTTPStatus(error.status_code).phrase
+        return APIError(error.status_code, error.detail or phrase, headers=error.headers).response()
+
+    async def validation_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return _from_validation(error).response()
+
+    async def bug(_: Request, error: Exception) -> JSONResponse:
+        _LOG.error("request failed", exc_info=error)
+        return APIError(500, "internal error").response()
+
+    app.add_exception_handler(APIError, api_error)
+    app.add_exception_handler(FieldError, field_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(Exception, bug)
+
+
+def _from_validation(error: RequestValidationError) -> APIError:
+    """400 instead of FastAPI's 422, naming the first field at fault."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    message = str(cause) if isinstance(cause, Exception) else str(first["msg"])
+    if first["type"] == "json_invalid":
+        return APIError(400, f"the body is not valid JSON: {cause or message}")
+    param = ".".join(str(part) for part in first["loc"][1:]) or None
+    return APIError(400, f"{param}: {message}" if param else message, param=param)

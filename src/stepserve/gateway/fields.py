@@ -1,0 +1,106 @@
+"""Request fields that other servers know and this one does not: neutral value, or 400.
+
+Clients send many of these with the value that means "off"; that is accepted. Any other value
+is refused by name, since a field that is accepted must change something.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from stepserve.core.errors import FieldError
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Values that ask for nothing (``None`` always does), and why others are refused."""
+
+    neutral: tuple[Any, ...] = ()
+    reason: str = "is not supported"
+
+
+_TEXT_ONLY = Unsupported((), "is not supported; messages are text")
+_STRUCTURE = Unsupported((), "is not supported: constrained output is not implemented")
+_TOOLS = Unsupported(([],), "is not supported: tool calling is not implemented")
+_PENALTY = Unsupported((0.0,), "is not supported; only 0 is accepted")
+
+UNSUPPORTED = {
+    "audio": _TEXT_ONLY,
+    "bad_words": Unsupported(([],)),
+    "best_of": Unsupported((1,), "is not supported; use n"),
+    "chat_template": Unsupported((), "is not supported; the model's own template is used"),
+    "chat_template_kwargs": Unsupported(({},)),
+    "add_generation_prompt": Unsupported((True,)),
+    "allowed_token_ids": Unsupported(),
+    "continue_final_message": Unsupported((False,)),
+    "documents": Unsupported(([],)),
+    "echo": Unsupported((False,), "is supported by /v1/completions only"),
+    "frequency_penalty": _PENALTY,
+    "function_call": Unsupported(("none", "auto"), "is not supported"),
+    "functions": _TOOLS,
+    "guided_choice": _STRUCTURE,
+    "guided_grammar": _STRUCTURE,
+    "guided_json": _STRUCTURE,
+    "guided_regex": _STRUCTURE,
+    "length_penalty": Unsupported((1.0,)),
+    "logit_bias": Unsupported(({},)),
+    "logits_processors": Unsupported(([],)),
+    "modalities": Unsupported((["text"],), "is not supported; output is text"),
+    "prediction": Unsupported(),
+    "presence_penalty": _PENALTY,
+    "priority": Unsupported((0,), "servers disagree on its sign; use slo.class or slo.weight"),
+    "prompt_logprobs": Unsupported((False,)),
+    "repetition_penalty": Unsupported((1.0,), "is not supported; only 1 is accepted"),
+    "response_format": Unsupported(({"type": "text"},), 'is not supported beyond {"type": "text"}'),
+    "skip_special_tokens": Unsupported((True,)),
+    "spaces_between_special_tokens": Unsupported((True,)),
+    "structured_outputs": _STRUCTURE,
+    "suffix": Unsupported(("",), "is not supported: infilling is not implemented"),
+    "tool_choice": Unsupported(("none", "auto"), "is not supported: there are no tools"),
+    "tools": _TOOLS,
+    "top_logprobs": Unsupported((), "belongs to /v1/chat/completions; use logprobs"),
+    "truncate_prompt_tokens": Unsupported(),
+    "use_beam_search": Unsupported((False,)),
+    "verbosity": Unsupported(("medium",)),
+    "web_search_options": Unsupported(),
+    # In messages:
+    "tool_calls": _TOOLS,
+}
+
+
+def check_extra_fields(body: BaseModel, strict: bool) -> tuple[str, ...]:
+    """Names of the unknown fields of a body, which have no effect.
+
+    Raises FieldError for an unsupported field that asks for something, and for any unknown
+    field when ``strict``.
+    """
+    ignored = []
+    for path, name, value in _extra_fields(body, ""):
+        unsupported = UNSUPPORTED.get(name)
+        if unsupported is None:
+            if strict:
+                raise FieldError(path, "unknown field")
+            ignored.append(path)
+        elif value is not None and not any(_same(value, other) for other in unsupported.neutral):
+            raise FieldError(path, unsupported.reason)
+    return tuple(sorted(ignored))
+
+
+def _extra_fields(model: BaseModel, prefix: str) -> Iterator[tuple[str, str, Any]]:
+    """(dotted path, name, value) of fields that no schema declares, at any depth."""
+    for name, value in (model.model_extra or {}).items():
+        yield f"{prefix}{name}", name, value
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from _extra_fields(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for index, item in enumerate(value):
+                yield from _extra_fields(item, f"{prefix}{name}.{index}.")
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality that tells ``True`` from 1."""
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)

@@ -1,0 +1,196 @@
+"""Runs the samples of one HTTP request and merges their news into one ordered stream."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepserve.core.protocols import (
+    Frontend,
+    RequestEnded,
+    RequestRejected,
+    RequestReport,
+    TokensEmitted,
+    Update,
+)
+from stepserve.core.request import FinishReason
+from stepserve.gateway.contract import Observer
+from stepserve.gateway.errors import APIError, rejected
+from stepserve.gateway.streaming import ChoiceText, Delta
+from stepserve.gateway.tokenizer import TextTokenizer
+from stepserve.gateway.translate import Sample
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """Tokens that became text at one moment of the frontend's clock."""
+
+    at_s: float
+    tokens: int
+
+
+class Choice:
+    """One sample on its way: its text, the moments its text came, and how it ended."""
+
+    def __init__(self, sample: Sample, tokenizer: TextTokenizer) -> None:
+        self.sample = sample
+        self.text = ChoiceText(tokenizer.token_bytes, sample.rules)
+        self.events: list[TextEvent] = []
+        self.forwards = 0
+        self.report: RequestReport | None = None
+        self.failure: APIError | None = None
+        self.cancelled: FinishReason | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no update follows."""
+        return self.report is not None or self.failure is not None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What happened to a choice. The last news of a choice has ``ended``."""
+
+    choice: Choice
+    delta: Delta
+    ended: bool = False
+
+
+class Generation:
+    """All samples of one HTTP request.
+
+    Each sample is read by a task of its own until the frontend says that it ended, also
+    after the client has left: ``close`` only asks for an end. So every started sample is
+    observed to end, exactly once.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        frontend: Frontend,
+        tokenizer: TextTokenizer,
+        observer: Observer,
+    ) -> None:
+        self.choices = [Choice(sample, tokenizer) for sample in samples]
+        self._frontend = frontend
+        self._observer = observer
+        self._news: asyncio.Queue[News] = asyncio.Queue()
+        self._running = len(self.choices)
+        self._tasks = {asyncio.create_task(self._read(choice)) for choice in self.choices}
+        _keep(self._tasks)
+
+    @property
+    def over(self) -> bool:
+        """Whether the last news has been taken."""
+        return self._running == 0
+
+    async def next(self, timeout_s: float | None = None) -> News | None:
+        """The next news, or ``None`` after ``timeout_s`` without any.
+
+        Raises APIError when a sample failed: the request as a whole has then failed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                news = await self._news.get()
+        except TimeoutError:
+            return None
+        self._running -= news.ended
+        if news.choice.failure is not None:
+            raise news.choice.failure
+        return news
+
+    def close(self) -> None:
+        """Stop what is still running; for a client that left, and harmless otherwise."""
+        for choice in self.choices:
+            if not choice.over:
+                self._cancel(choice, FinishReason.CANCELLED)
+
+    def _cancel(self, choice: Choice, reason: FinishReason) -> None:
+        if choice.cancelled is None:
+            choice.cancelled = reason
+            self._frontend.cancel(choice.sample.request.id, reason)
+
+    async def _read(self, choice: Choice) -> None:
+        if choice.cancelled is not None:  # the client left before this task first ran
+            choice.failure = _client_left()
+            self._news.put_nowait(News(choice, Delta(), ended=True))
+            return
+        request = choice.sample.request
+        self._observer.started(request)
+        try:
+            async for update in self._frontend.submit(request, choice.sample.payload):
+                self._take(choice, update)
+        except Exception:
+            _LOG.exception("request %s failed", request.id)
+            self._cancel(choice, FinishReason.ERROR)
+        finally:
+            if not choice.over:
+                self._fail(choice, APIError(500, "the answer broke off"), FinishReason.ERROR)
+
+    def _take(self, choice: Choice, update: Update) -> None:
+        match update:
+            case TokensEmitted():
+                self._take_tokens(choice, update)
+            case RequestEnded():
+                self._take_end(choice, update)
+            case RequestRejected(retry_after_s, why):
+                choice.failure = rejected(retry_after_s, why)
+                self._observer.rejected(choice.sample.request)
+                self._news.put_nowait(News(choice, Delta(), ended=True))
+
+    def _take_tokens(self, choice: Choice, update: TokensEmitted) -> None:
+        delta = choice.text.feed(update.tokens)
+        choice.forwards = update.forwards
+        if not delta.tokens:
+            return
+        gap_s = update.at_s - choice.events[-1].at_s if choice.events else None
+        choice.events.append(TextEvent(update.at_s, len(delta.tokens)))
+        self._observer.emitted(choice.sample.request, len(delta.tokens), gap_s)
+        if isinstance(choice.text.stop_reason, str):
+            # Only the gateway knows stop strings; other ends the frontend finds by itself.
+            self._cancel(choice, FinishReason.STOP)
+        self._news.put_nowait(News(choice, delta))
+
+    def _take_end(self, choice: Choice, end: RequestEnded) -> None:
+        failed = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED)
+        if failed and choice.text.finish is None:
+            if choice.cancelled is FinishReason.CANCELLED:
+                error = _client_left()
+            elif end.reason is FinishReason.CANCELLED:
+                error = APIError(503, "the request was cancelled by the server")
+            else:
+                error = APIError(500, end.error or "internal error")
+            self._fail(choice, error, end.reason, end.report)
+            return
+        delta = choice.text.end(end.reason)
+        choice.report = end.report
+        reason = choice.text.finish or end.reason
+        self._observer.finished(choice.sample.request, reason, len(choice.text.tokens), end.report)
+        self._news.put_nowait(News(choice, delta, ended=True))
+
+    def _fail(
+        self,
+        choice: Choice,
+        error: APIError,
+        reason: FinishReason,
+        report: RequestReport = RequestReport(),
+    ) -> None:
+        choice.failure = error
+        self._observer.finished(choice.sample.request, reason, len(choice.text.tokens), report)
+        self._news.put_nowait(News(choice, Delta(), ended=True))
+
+
+def _client_left() -> APIError:
+    return APIError(499, "the client closed the connection")
+
+
+_ALIVE: set["asyncio.Task[None]"] = set()
+"""Readers outlive their HTTP request; the event loop itself keeps only weak references."""
+
+
+def _keep(tasks: set["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        _ALIVE.add(task)
+        task.add_done_callback(_ALIVE.discard)

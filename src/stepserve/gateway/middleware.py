@@ -1,0 +1,64 @@
+"""ASGI layers around the application: request ids and the size of bodies."""
+
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stepserve.gateway.errors import APIError
+
+_MAX_ID = 128
+
+
+class RequestIds:
+    """Echoes ``X-Request-Id`` on every response, or makes one up."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        usable = given.isascii() and given.isprintable() and 0 < len(given) <= _MAX_ID
+        request_id = given if usable else uuid.uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class BodyLimit:
+    """Answers 413 to bodies above ``max_bytes``, announced or not."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, counting its body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        message = f"the body exceeds {self._max_bytes} bytes"
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            await APIError(413, message).response()(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            event = await receive()
+            received += len(event.get("body", b""))
+            if received > self._max_bytes:
+                raise HTTPException(413, message)
+            return event
+
+        await self._app(scope, counted, send)

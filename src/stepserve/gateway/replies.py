@@ -1,0 +1,219 @@
+"""The JSON objects of replies: one class per endpoint, whole answers and stream chunks alike."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stepserve.core.payload import SettledToken
+from stepserve.core.request import FinishReason
+from stepserve.gateway import accounting
+from stepserve.gateway.generation import Choice, News
+from stepserve.gateway.tokenizer import TextTokenizer
+
+Json = dict[str, Any]
+
+
+class Shape(Protocol):
+    """What differs between the two generation endpoints."""
+
+    whole: str
+    chunk: str
+
+    def opening(self, choice: Choice) -> Json | None:
+        """The chunk choice that comes before any text, if one does."""
+        ...
+
+    def piece(self, choice: Choice, text: str, tokens: Sequence[SettledToken]) -> Json:
+        """A chunk choice with text."""
+        ...
+
+    def closing(self, choice: Choice) -> Json:
+        """The chunk choice that carries the finish reason, without text."""
+        ...
+
+    def complete(self, choice: Choice) -> Json:
+        """The choice of a whole answer."""
+        ...
+
+
+class CompletionShape:
+    """``/v1/completions``. With ``echo``, the prompt's text comes before the answer."""
+
+    whole = chunk = "text_completion"
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, choice: Choice) -> Json | None:
+        """The echoed prompt."""
+        return self._choice(choice, choice.sample.echo, ()) if choice.sample.echo else None
+
+    def piece(self, choice: Choice, text: str, tokens: Sequence[SettledToken]) -> Json:
+        """Text and the log probabilities of the tokens it was made of."""
+        return self._choice(choice, text, tokens)
+
+    def closing(self, choice: Choice) -> Json:
+        """Empty text with the finish reason."""
+        return self._choice(choice, "", (), ended=True)
+
+    def complete(self, choice: Choice) -> Json:
+        """All text with the finish reason."""
+        return self._choice(
+            choice, choice.sample.echo + choice.text.text, choice.text.tokens, ended=True
+        )
+
+    def _choice(
+        self, choice: Choice, text: str, tokens: Sequence[SettledToken], ended: bool = False
+    ) -> Json:
+        return {
+            "index": choice.sample.index,
+            "text": text,
+            "logprobs": self._logprobs(choice, tokens),
+            **_finish(choice, ended),
+        }
+
+    def _logprobs(self, choice: Choice, tokens: Sequence[SettledToken]) -> Json | None:
+        if choice.sample.payload.sampling.logprobs is None or not tokens:
+            return None
+        names = [self._tokenizer.token_name(token.token_id) for token in tokens]
+        offset = self._offsets.get(choice.sample.index, 0)
+        offsets = []
+        for name in names:
+            offsets.append(offset)
+            offset += len(name)
+        self._offsets[choice.sample.index] = offset
+        return {
+            "tokens": names,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                {self._tokenizer.token_name(i): value for i, value in token.top} for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+class ChatShape:
+    """``/v1/chat/completions``."""
+
+    whole, chunk = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def opening(self, choice: Choice) -> Json | None:
+        """The role."""
+        return self._delta(choice, {"role": "assistant", "content": ""}, ())
+
+    def piece(self, choice: Choice, text: str, tokens: Sequence[SettledToken]) -> Json:
+        """Text and the log probabilities of the tokens it was made of."""
+        return self._delta(choice, {"content": text}, tokens)
+
+    def closing(self, choice: Choice) -> Json:
+        """An empty delta with the finish reason."""
+        return self._delta(choice, {}, (), ended=True)
+
+    def complete(self, choice: Choice) -> Json:
+        """The assistant's message with the finish reason."""
+        return {
+            "index": choice.sample.index,
+            "message": {"role": "assistant", "content": choice.text.text},
+            "logprobs": self._logprobs(choice, choice.text.tokens),
+            **_finish(choice, ended=True),
+        }
+
+    def _delta(
+        self, choice: Choice, delta: Json, tokens: Sequence[SettledToken], ended: bool = False
+    ) -> Json:
+        return {
+            "index": choice.sample.index,
+            "delta": delta,
+            "logprobs": self._logprobs(choice, tokens),
+            **_finish(choice, ended),
+        }
+
+    def _logprobs(self, choice: Choice, tokens: Sequence[SettledToken]) -> Json | None:
+        if choice.sample.payload.sampling.logprobs is None or not tokens:
+            return None
+        content = [
+            self._token(token.token_id, token.logprob)
+            | {"top_logprobs": [self._token(i, value) for i, value in token.top]}
+            for token in tokens
+        ]
+        return {"content": content}
+
+    def _token(self, token_id: int, logprob: float | None) -> Json:
+        name = self._tokenizer.token_name(token_id)
+        data = list(self._tokenizer.token_bytes(token_id))
+        return {"token": name, "logprob": logprob, "bytes": data}
+
+
+def _finish(choice: Choice, ended: bool) -> Json:
+    if not ended:
+        return {"finish_reason": None}
+    assert choice.text.finish in (FinishReason.STOP, FinishReason.LENGTH), choice.text.finish
+    return {"finish_reason": choice.text.finish.value, "stop_reason": choice.text.stop_reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One HTTP reply: the same id, time and model on each of its objects."""
+
+    id: str
+    created: int
+    model: str
+    shape: Shape
+    service_tier: str | None = None
+    usage_chunk: bool = False
+    usage_in_chunks: bool = False
+
+    def whole(self, choices: Sequence[Choice]) -> Json:
+        """The body of an answer that is not streamed."""
+        return {
+            **self._head(self.shape.whole),
+            "choices": [self.shape.complete(choice) for choice in choices],
+            "usage": accounting.usage(choices),
+            **_summary(choices),
+        }
+
+    def opening(self, choices: Sequence[Choice]) -> Iterator[Json]:
+        """Chunks that come before any text."""
+        for choice in choices:
+            part = self.shape.opening(choice)
+            if part is not None:
+                yield self._chunk([part], choices)
+
+    def chunks(self, news: News, choices: Sequence[Choice], last: bool) -> Iterator[Json]:
+        """Chunks for one piece of news: text if there is any, then the end if it is one."""
+        choice = news.choice
+        scored = choice.sample.payload.sampling.logprobs is not None and news.delta.tokens
+        if news.delta.text or scored:
+            piece = self.shape.piece(choice, news.delta.text, news.delta.tokens)
+            yield self._chunk([piece], choices)
+        if news.ended:
+            summary = _summary(choices) if last and not self.usage_chunk else {}
+            yield self._chunk([self.shape.closing(choice)], choices) | summary
+        if last and self.usage_chunk:
+            usage = {"usage": accounting.usage(choices)}
+            yield self._chunk([], choices) | usage | _summary(choices)
+
+    def _chunk(self, parts: list[Json], choices: Sequence[Choice]) -> Json:
+        chunk = {**self._head(self.shape.chunk), "choices": parts}
+        if self.usage_in_chunks:
+            chunk["usage"] = accounting.usage(choices)
+        return chunk
+
+    def _head(self, kind: str) -> Json:
+        head: Json = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
+        if self.service_tier is not None:
+            head["service_tier"] = self.service_tier
+        return head
+
+
+def _summary(choices: Sequence[Choice]) -> Json:
+    return {"metrics": accounting.timing(choices), "dlm": accounting.denoising(choices)}

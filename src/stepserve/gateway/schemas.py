@@ -1,0 +1,166 @@
+"""Request bodies. Unknown fields are kept for ``fields.check_extra_fields`` to judge."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class _Open(BaseModel):
+    """Accepts unknown fields. JSON types are taken as they are: "5" is not a number."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class _Closed(BaseModel):
+    """Our own extensions refuse unknown fields: a typing error must not change an SLO."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _prompts(value: Any) -> Any:
+    """One prompt or several, as a list of prompts."""
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value) or all(map(_is_ids, value)):
+            return value
+    raise ValueError(
+        "must be a string, a list of strings, a list of token ids, or a list of such lists, not empty"
+    )
+
+
+def _strings(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _plain_text(value: Any) -> Any:
+    """Message content as one string; text parts are joined by newlines."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in value
+    ):
+        return "\n".join(part["text"] for part in value)
+    raise ValueError("must be a string or a list of parts of type text")
+
+
+class StreamOptions(_Open):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SLOFields(_Closed):
+    """``slo``: latency targets of this request (api.md). Milliseconds."""
+
+    slo_class: str | None = Field(None, alias="class")
+    e2e_ms: Positive | None = None
+    ttlt_ms: Positive | None = None
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    deadline_unix_ms: Positive | None = None
+    on_miss: Literal["degrade", "best_effort", "reject"] | None = None
+    weight: Annotated[float, Field(gt=0, le=100)] | None = None
+
+
+class DLMFields(_Closed):
+    """``dlm``: how a diffusion model denoises this request (api.md)."""
+
+    confidence_threshold: float | None = None
+    min_confidence_threshold: float | None = None
+    edit_threshold: float | None = None
+    max_steps_per_block: Count | None = None
+    max_forwards: Count | None = None
+    max_nfe: Count | None = None
+    block_length: Count | None = None
+    algorithm: Literal["low_confidence"] | None = None
+    cache: Literal["exact", "approximate", "auto", "none", "prefix", "dual"] | None = None
+    cache_refresh_interval: Count | None = None
+    expected_output_tokens: Count | None = None
+    stream_mode: Literal["append", "snapshot"] | None = None
+
+
+class GenerationRequest(_Open):
+    """What both generation endpoints take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop: Annotated[list[StopString], Field(max_length=16), BeforeValidator(_strings)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
+    include_stop_str_in_output: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    # Identity: accepted for bookkeeping on the client's side; no effect on the answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    slo: SLOFields | None = None
+    dlm: DLMFields | None = None
+    reasoning_effort: Literal["instant", "low", "medium", "high"] | None = None
+    # Names that users of other diffusion servers write.
+    confidence_threshold: float | None = None
+    threshold: float | None = None
+    num_denoising_steps: Count | None = None
+    denoising_steps: Count | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+
+
+class Message(_Open):
+    """One message of a chat. ``name`` reaches the template when it is not null."""
+
+    role: str
+    content: Annotated[str, BeforeValidator(_plain_text)]
+    name: str | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class TokenizeRequest(_Open):
+    """Body of ``POST /tokenize``: a prompt or a chat, laid out as generation would do it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Open):
+    """Body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]

@@ -1,0 +1,166 @@
+"""The two generation endpoints: translate, run, reply."""
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from stepserve.core.config import ServeConfig
+from stepserve.core.protocols import Frontend
+from stepserve.core.request import SLO
+from stepserve.gateway import accounting
+from stepserve.gateway.contract import ModelCard, Observer
+from stepserve.gateway.errors import APIError
+from stepserve.gateway.fields import check_extra_fields
+from stepserve.gateway.generation import Generation, News
+from stepserve.gateway.replies import ChatShape, CompletionShape, Json, Reply, Shape
+from stepserve.gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    StreamOptions,
+)
+from stepserve.gateway.slo import SLOReader
+from stepserve.gateway.tokenizer import TextTokenizer
+from stepserve.gateway.translate import Sample, Translator, ignored_fields_header
+
+_LOG = logging.getLogger(__name__)
+
+
+class GenerationService:
+    """Serves completions and chats. ``ping_s``: silence after which a stream says it lives."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        tokenizer: TextTokenizer,
+        model: ModelCard,
+        config: ServeConfig,
+        observer: Observer,
+        unix_time: Callable[[], float] = time.time,
+        ping_s: float = 15.0,
+    ) -> None:
+        self._frontend = frontend
+        self._tokenizer = tokenizer
+        self._translator = Translator(model, tokenizer)
+        self._slo = SLOReader(config, observer.header_ignored)
+        self._config = config
+        self._observer = observer
+        self._unix_time = unix_time
+        self._ping_s = ping_s
+        # Long prompts must not hold up the event loop. One thread: requests stay in order.
+        self._translation = ThreadPoolExecutor(1, thread_name_prefix="translate")
+
+    async def completions(self, http: Request, body: CompletionRequest) -> Response:
+        """``POST /v1/completions``."""
+
+        def translate(slo: SLO, reply_id: str, arrival_s: float) -> tuple[Sample, ...]:
+            return self._translator.completion(body, slo, reply_id, arrival_s)
+
+        return await self._serve(http, body, "cmpl", CompletionShape(self._tokenizer), translate)
+
+    async def chat(self, http: Request, body: ChatRequest) -> Response:
+        """``POST /v1/chat/completions``."""
+
+        def translate(slo: SLO, reply_id: str, arrival_s: float) -> tuple[Sample, ...]:
+            return self._translator.chat(body, slo, reply_id, arrival_s)
+
+        return await self._serve(http, body, "chatcmpl", ChatShape(self._tokenizer), translate)
+
+    async def _serve(
+        self,
+        http: Request,
+        body: GenerationRequest,
+        prefix: str,
+        shape: Shape,
+        translate: Callable[[SLO, str, float], tuple[Sample, ...]],
+    ) -> Response:
+        arrival_s, unix_s = self._frontend.now_s(), self._unix_time()
+        if not self._frontend.ready():
+            raise APIError(503, "no instance is ready", headers={"Retry-After": "1"})
+        self._translator.check_model(body.model)
+        ignored = check_extra_fields(body, self._config.strict_fields)
+        slo = self._slo.read(body.slo, body.service_tier, http.headers, unix_s * 1e3)
+        options = body.stream_options or StreamOptions()
+        reply = Reply(
+            id=f"{prefix}-{uuid.uuid4().hex}",
+            created=int(unix_s),
+            model=self._translator.card.id,
+            shape=shape,
+            service_tier=body.service_tier,
+            usage_chunk=bool(options.include_usage),
+            usage_in_chunks=bool(options.continuous_usage_stats),
+        )
+        loop = asyncio.get_running_loop()
+        samples = await loop.run_in_executor(self._translation, translate, slo, reply.id, arrival_s)
+        generation = Generation(samples, self._frontend, self._tokenizer, self._observer)
+        watcher = asyncio.create_task(_close_on_disconnect(http, generation))
+        headers = ignored_fields_header(ignored)
+        try:
+            if not body.stream:
+                return await _whole(reply, generation, headers)
+            # A refusal is the first update: it must be known before the status is sent.
+            first = await generation.next(self._ping_s)
+        except BaseException:
+            generation.close()
+            raise
+        finally:
+            if not body.stream:
+                watcher.cancel()
+        events = self._events(reply, generation, first, watcher)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+    async def _events(
+        self,
+        reply: Reply,
+        generation: Generation,
+        first: News | None,
+        watcher: "asyncio.Task[None]",
+    ) -> AsyncIterator[str]:
+        """Server-sent events; a failure is one event with the error, and the end."""
+        choices = generation.choices
+        try:
+            for chunk in reply.opening(choices):
+                yield _event(chunk)
+            news = first
+            while True:
+                if news is None:
+                    yield ": ping\n\n"
+                else:
+                    for chunk in reply.chunks(news, choices, last=generation.over):
+                        yield _event(chunk)
+                if generation.over:
+                    break
+                news = await generation.next(self._ping_s)
+            yield "data: [DONE]\n\n"
+        except APIError as error:
+            yield _event(error.body())
+        except Exception:
+            _LOG.exception("stream %s failed", reply.id)
+            yield _event(APIError(500, "internal error").body())
+        finally:
+            generation.close()
+            watcher.cancel()
+
+
+async def _whole(reply: Reply, generation: Generation, headers: Mapping[str, str]) -> Response:
+    while not generation.over:
+        await generation.next()
+    status = {"x-slo-status": accounting.slo_status(generation.choices)}
+    return JSONResponse(reply.whole(generation.choices), headers={**headers, **status})
+
+
+async def _close_on_disconnect(http: Request, generation: Generation) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+    generation.close()
+
+
+def _event(value: Json) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,141 @@
+"""Text to token ids and back, from the files of a Hugging Face model folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from stepserve.core.errors import FieldError
+
+_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "sep_token", "unk_token", "mask_token")
+
+
+class TextTokenizer:
+    """A byte-level tokenizer with the model's prompt templates.
+
+    Only byte-level vocabularies are taken: there each token is a byte string, so text can be
+    put together incrementally without ever decoding a prefix twice. The open diffusion models
+    (LLaDA, Dream, SDAR, ...) all have one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+        """Raises FieldError when the vocabulary is not byte-level."""
+        self._tokenizer = tokenizer
+        self._bytes = _byte_table(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(index for index, token in added.items() if token.special)
+        self._variables = {key: _content(config.get(key)) for key in _TOKEN_KEYS}
+        environment = _template_environment()
+        chat = _named_template(config.get("chat_template"))
+        completion = config.get("completion_template", "{{ bos_token }}{{ prompt }}")
+        self._chat_template = None if chat is None else environment.from_string(chat)
+        self._completion_template = environment.from_string(completion)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "TextTokenizer":
+        """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``."""
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = folder / "chat_template.jinja"
+        if template.exists():
+            config["chat_template"] = template.read_text(encoding="utf-8")
+        return cls(tokenizer, config)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of the text alone; names of special tokens in it are taken as such."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def completion_ids(self, prompt: str) -> tuple[int, ...]:
+        """Token ids of a ``/v1/completions`` prompt.
+
+        The layout is ``completion_template`` of ``tokenizer_config.json`` (Jinja, variable
+        ``prompt``) if there is one, else the text after the beginning-of-text token.
+        """
+        return self._fill(self._completion_template, "prompt", prompt=prompt)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Token ids of a chat, ready for the answer.
+
+        Raises FieldError with the template's own message when it refuses the messages.
+        """
+        if self._chat_template is None:
+            raise FieldError("messages", "this model has no chat template; use /v1/completions")
+        return self._fill(
+            self._chat_template, "messages", messages=messages, add_generation_prompt=True
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the text: nothing for special tokens and unused ids."""
+        return b"" if token_id in self._special else self._bytes.get(token_id, b"")
+
+    def token_name(self, token_id: int) -> str:
+        """A token as log probabilities show it; special tokens by their names."""
+        return self._bytes.get(token_id, b"").decode("utf-8", errors="replace")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens left out, invalid bytes as U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def _fill(self, template: Template, field: str, **values: Any) -> tuple[int, ...]:
+        try:
+            return self.encode(template.render(**self._variables, **values))
+        except Exception as error:
+            # Templates also fail by type errors on odd messages; all are the client's to mend.
+            raise FieldError(field, f"chat template: {error}") from error
+
+
+def _template_environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as Hugging Face templates expect it; a sandbox, since templates come with models."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["raise_exception"] = _refuse
+    return environment
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _content(token: Any) -> str:
+    """A special token of ``tokenizer_config.json``: a string, an object, or absent."""
+    return str(token["content"]) if isinstance(token, Mapping) else str(token or "")
+
+
+def _named_template(template: Any) -> str | None:
+    """The chat template, out of one template or a list of named ones."""
+    if isinstance(template, list):
+        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    return None if template is None else str(template)
+
+
+def _byte_table(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """The bytes of every token; added tokens stand for their own text."""
+    if '"type":"ByteLevel"' not in json.dumps(
+        json.loads(tokenizer.to_str())["decoder"], separators=(",", ":")
+    ):
+        raise FieldError("tokenizer.json", "only byte-level tokenizers are supported")
+    to_byte = _byte_alphabet()
+    added = tokenizer.get_added_tokens_decoder()
+    table = {
+        index: bytes(to_byte[char] for char in token)
+        for token, index in tokenizer.get_vocab(with_added_tokens=False).items()
+        if index not in added
+    }
+    return table | {index: token.content.encode() for index, token in added.items()}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: visible Latin-1 characters are themselves, the rest follow."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    stand_ins = {chr(byte): byte for byte in visible}
+    return stand_ins | {chr(256 + offset): byte for offset, byte in enumerate(hidden)}

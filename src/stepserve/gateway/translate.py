@@ -1,0 +1,290 @@
+"""From request bodies to the values the control plane works on."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from stepserve.core.errors import FieldError
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload, SamplingParams
+from stepserve.core.request import (
+    SLO,
+    CacheMode,
+    DiffusionOptions,
+    Family,
+    Request,
+    ThresholdBounds,
+)
+from stepserve.gateway.contract import ModelCard
+from stepserve.gateway.errors import APIError
+from stepserve.gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DLMFields,
+    GenerationRequest,
+)
+from stepserve.gateway.slo import one_of
+from stepserve.gateway.streaming import EndRules
+from stepserve.gateway.tokenizer import TextTokenizer
+
+MAX_SAMPLES = 128
+"""Most samples of one HTTP request: prompts times ``n``."""
+
+_MAX_SEED = 2**63 - 1
+# Preferred threshold and floor; the values are among the default candidate thresholds.
+_EFFORT = {
+    "instant": (0.6, 0.5),
+    "low": (0.8, 0.6),
+    "medium": (0.9, 0.7),
+    "high": (0.9, 0.9),
+}
+_CACHE = {
+    "exact": CacheMode.NONE,
+    "none": CacheMode.NONE,
+    "prefix": CacheMode.PREFIX,
+    "approximate": CacheMode.DUAL,
+    "dual": CacheMode.DUAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One choice to generate. ``echo`` is text to show before it."""
+
+    index: int
+    request: Request
+    payload: Payload
+    rules: EndRules
+    first_of_prompt: bool
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids of a prompt and the field that it came from; ``text`` is what ``echo`` shows."""
+
+    ids: tuple[int, ...]
+    param: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Translator:
+    """Turns bodies into samples for one model. Raises FieldError naming the field at fault."""
+
+    card: ModelCard
+    tokenizer: TextTokenizer
+
+    def completion(
+        self, body: CompletionRequest, slo: SLO, reply_id: str, arrival_s: float
+    ) -> tuple[Sample, ...]:
+        """The samples of a ``/v1/completions`` body: prompts in order, ``n`` of each."""
+        if body.echo and body.logprobs is not None:
+            raise FieldError("logprobs", "with echo would score the prompt: not supported")
+        prompts = []
+        for prompt in body.prompt:
+            if not prompt:
+                raise FieldError("prompt", "is empty")
+            is_text = isinstance(prompt, str)
+            ids = self.tokenizer.completion_ids(prompt) if is_text else tuple(prompt)
+            shown = "" if not body.echo else prompt if is_text else self.tokenizer.decode(prompt)
+            prompts.append(Prompt(ids, "prompt", shown))
+        return self._samples(body, prompts, slo, body.logprobs, reply_id, arrival_s)
+
+    def chat(
+        self, body: ChatRequest, slo: SLO, reply_id: str, arrival_s: float
+    ) -> tuple[Sample, ...]:
+        """The samples of a ``/v1/chat/completions`` body."""
+        if body.top_logprobs and not body.logprobs:
+            raise FieldError("top_logprobs", "needs logprobs to be true")
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        prompt = Prompt(self.tokenizer.chat_ids(messages), "messages")
+        return self._samples(body, [prompt], slo, logprobs, reply_id, arrival_s)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises APIError (404) unless the name is absent or the served model's."""
+        if name is not None and name != self.card.id:
+            message = f"model {name!r} is not served here; {self.card.id!r} is"
+            raise APIError(404, message, param="model", code="model_not_found")
+
+    def _samples(
+        self,
+        body: GenerationRequest,
+        prompts: list[Prompt],
+        slo: SLO,
+        logprobs: int | None,
+        reply_id: str,
+        arrival_s: float,
+    ) -> tuple[Sample, ...]:
+        n = body.n or 1
+        if n * len(prompts) > MAX_SAMPLES:
+            raise FieldError("n", f"prompts times n may be at most {MAX_SAMPLES}")
+        diffusion = self._diffusion(body)
+        sampling = self._sampling(body, n, logprobs)
+        samples = []
+        for number, prompt in enumerate(prompts):
+            self._check_prompt(prompt)
+            max_tokens = self._max_tokens(body, prompt, diffusion.block_tokens)
+            rules = self._rules(body, max_tokens)
+            for sample in range(n):
+                index = number * n + sample
+                request = Request(
+                    id=RequestId(f"{reply_id}-{index}"),
+                    family=self.card.family,
+                    model=self.card.id,
+                    prompt_tokens=len(prompt.ids),
+                    max_output_tokens=max_tokens,
+                    arrival_s=arrival_s,
+                    slo=slo,
+                    diffusion=diffusion,
+                )
+                payload = Payload(prompt.ids, _sampling_of(sampling, sample))
+                samples.append(Sample(index, request, payload, rules, sample == 0, prompt.text))
+        return tuple(samples)
+
+    def _check_prompt(self, prompt: Prompt) -> None:
+        if not prompt.ids:
+            raise FieldError(prompt.param, "is empty")
+        if min(prompt.ids) < 0 or max(prompt.ids) >= self.card.vocab_size:
+            raise FieldError(prompt.param, f"token ids must be in [0, {self.card.vocab_size})")
+        if self.card.mask_token_id in prompt.ids:
+            raise FieldError(prompt.param, "holds the mask token; infilling is not supported")
+
+    def _max_tokens(self, body: GenerationRequest, prompt: Prompt, block_tokens: int) -> int:
+        """Output limit, exact as asked; the canvas it is written on has whole blocks."""
+        asked = one_of(
+            {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
+        )
+        block = block_tokens if self.card.family is Family.DIFFUSION else 1
+        context, used = self.card.context_tokens, len(prompt.ids)
+        room = (context - used) // block * block
+        if room < block:
+            raise FieldError(
+                prompt.param,
+                f"has {used} tokens; with an output of at least {block} it exceeds the context "
+                f"of {context} tokens",
+            )
+        if asked is not None and asked > room:
+            name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+            raise FieldError(
+                name,
+                f"{asked} is too many: the prompt has {used} tokens, the context {context}, and "
+                f"output is reserved in blocks of {block}, so at most {room} fit",
+            )
+        limit = min(self.card.default_max_tokens, room) if asked is None else asked
+        if (body.min_tokens or 0) > limit:
+            raise FieldError("min_tokens", f"exceeds the output limit of {limit} tokens")
+        return limit
+
+    def _rules(self, body: GenerationRequest, max_tokens: int) -> EndRules:
+        return EndRules(
+            max_tokens=max_tokens,
+            eos_token_ids=self.card.eos_token_ids,
+            stop_token_ids=frozenset(body.stop_token_ids or ()),
+            stops=tuple(body.stop or ()),
+            include_stop=bool(body.include_stop_str_in_output),
+            ignore_eos=bool(body.ignore_eos),
+            min_tokens=body.min_tokens or 0,
+        )
+
+    def _sampling(self, body: GenerationRequest, n: int, logprobs: int | None) -> SamplingParams:
+        default = self.card.default_temperature
+        temperature = default if body.temperature is None else body.temperature
+        if n > 1 and temperature == 0:
+            raise FieldError("n", "samples at temperature 0 are all the same; raise temperature")
+        if body.seed is not None:
+            seed = body.seed & _MAX_SEED
+        else:
+            seed = secrets.randbelow(_MAX_SEED) if temperature > 0 else 0
+        return SamplingParams(
+            temperature=temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=max(0, body.top_k or 0),
+            min_p=body.min_p or 0.0,
+            seed=seed,
+            logprobs=logprobs,
+            ignore_eos=bool(body.ignore_eos),
+            min_tokens=body.min_tokens or 0,
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+        )
+
+    def _diffusion(self, body: GenerationRequest) -> DiffusionOptions:
+        fields = body.dlm or DLMFields()
+        threshold = one_of(
+            {
+                "dlm.confidence_threshold": fields.confidence_threshold,
+                "confidence_threshold": body.confidence_threshold,
+                "threshold": body.threshold,
+            }
+        )
+        max_steps = one_of(
+            {
+                "dlm.max_steps_per_block": fields.max_steps_per_block,
+                "num_denoising_steps": body.num_denoising_steps,
+                "denoising_steps": body.denoising_steps,
+            }
+        )
+        max_forwards = one_of(
+            {"dlm.max_forwards": fields.max_forwards, "dlm.max_nfe": fields.max_nfe}
+        )
+        if self.card.family is not Family.DIFFUSION:
+            asked = (body.dlm, threshold, max_steps, body.reasoning_effort)
+            if any(value is not None for value in asked):
+                raise FieldError("dlm", f"{self.card.id!r} is not a diffusion model")
+            return DiffusionOptions()
+        if fields.stream_mode == "snapshot":
+            raise FieldError("dlm.stream_mode", "snapshots are not supported; streams append")
+        if fields.edit_threshold:
+            raise FieldError("dlm.edit_threshold", "this model cannot revise settled tokens")
+        cache = _CACHE.get(fields.cache or "auto", self.card.default_cache)
+        if cache is CacheMode.NONE and fields.cache_refresh_interval is not None:
+            raise FieldError("dlm.cache_refresh_interval", "needs dlm.cache to be approximate")
+        return DiffusionOptions(
+            thresholds=self._thresholds(body, fields, threshold),
+            block_tokens=self._block_length(fields),
+            cache_mode=cache,
+            refresh_blocks=fields.cache_refresh_interval or 1,
+            max_steps_per_block=max_steps,
+            max_forwards=max_forwards,
+            expected_output_tokens=fields.expected_output_tokens,
+        )
+
+    def _thresholds(
+        self, body: GenerationRequest, fields: DLMFields, preferred: float | None
+    ) -> ThresholdBounds:
+        floor = fields.min_confidence_threshold
+        if body.reasoning_effort is not None:
+            if preferred is not None or floor is not None:
+                raise FieldError("reasoning_effort", "contradicts an explicit threshold")
+            return ThresholdBounds(*_EFFORT[body.reasoning_effort])
+        defaults = self.card.default_thresholds
+        if preferred is None:
+            preferred = defaults.preferred
+        try:
+            return ThresholdBounds(
+                preferred, min(defaults.floor, preferred) if floor is None else floor
+            )
+        except FieldError as error:
+            raise FieldError(f"dlm.{error.field}", error.message) from error
+
+    def _block_length(self, fields: DLMFields) -> int:
+        if fields.block_length is None:
+            return self.card.default_block_length
+        if fields.block_length not in self.card.block_lengths:
+            known = ", ".join(map(str, self.card.block_lengths))
+            raise FieldError("dlm.block_length", f"this model supports {known}")
+        return fields.block_length
+
+
+def ignored_fields_header(names: tuple[str, ...]) -> Mapping[str, str]:
+    """The warning that fields had no effect; names that are no identifiers show as ``?``."""
+    if not names:
+        return {}
+    safe = [name if name.isascii() and name.isprintable() else "?" for name in names[:32]]
+    return {"x-stepserve-ignored-fields": ", ".join(safe)[:1024]}
+
+
+def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:
+    """Sample i of a prompt uses seed + i."""
+    return replace(sampling, seed=(sampling.seed + sample) & _MAX_SEED)

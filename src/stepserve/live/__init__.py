@@ -1,0 +1,1 @@
+"""The real world: clock, threads, executors, transports."""

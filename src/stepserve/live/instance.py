@@ -1,0 +1,127 @@
+"""One instance: its local scheduler and its executor, taking turns.
+
+No threads and no queues here: a transport calls ``receive`` and ``run_batch`` from wherever
+it hosts the instance (a thread, an actor).
+"""
+
+import logging
+from collections.abc import Callable
+
+from stepserve.control.local_scheduler import LocalScheduler
+from stepserve.core.actions import (
+    FreeState,
+    LoadState,
+    LocalAction,
+    Predict,
+    RunBatch,
+    Send,
+)
+from stepserve.core.errors import StepserveError
+from stepserve.core.events import BatchDone, GlobalEvent, LocalEvent, Predicted
+from stepserve.core.ids import RequestId
+from stepserve.core.protocols import BatchResult, Executor, StepPredictor
+from stepserve.core.step import Batch
+
+from .messages import Delivery, InstanceOutput, StepRecord
+from .recording import Recorder
+
+logger = logging.getLogger(__name__)
+
+
+class Instance:
+    """Carries out what the local scheduler asks, and tells it what came of it."""
+
+    def __init__(
+        self,
+        scheduler: LocalScheduler,
+        executor: Executor,
+        predictor: StepPredictor,
+        now_s: Callable[[], float],
+        incarnation: int,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._predictor = predictor
+        self._now_s = now_s
+        self._incarnation = incarnation
+        self._recorder = recorder
+        self._batch: Batch | None = None
+        self._epochs: dict[RequestId, int] = {}
+        self._steps: list[StepRecord] = []
+        self._events: list[GlobalEvent] = []
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether a batch waits to be run."""
+        return self._batch is not None
+
+    def receive(self, delivery: Delivery) -> InstanceOutput:
+        """Take a delivered event; returns what is to be told to the control loop."""
+        self._handle(delivery.event, delivery)
+        return self._flush()
+
+    def run_batch(self) -> InstanceOutput:
+        """Run the waiting batch and settle it; the next batch may then be waiting."""
+        batch = self._batch
+        assert batch is not None, "run_batch without a batch"
+        self._batch = None
+        started_s = self._now_s()
+        result = self._executor.run(batch)
+        self._record_steps(batch, result, started_s)
+        self._handle(BatchDone(batch.id, result.outcomes, self._now_s() - started_s), None)
+        return self._flush()
+
+    def _record_steps(self, batch: Batch, result: BatchResult, started_s: float) -> None:
+        residents = self.scheduler.residents
+        for step, outcome in zip(batch.steps, result.outcomes, strict=True):
+            request_id = step.request_id
+            resident = residents[request_id]
+            self._predictor.learn(resident.request, resident.progress, outcome, step)
+            tokens = result.settled.get(request_id, ())
+            epoch = self._epochs[request_id]
+            self._steps.append(StepRecord(step, outcome, tokens, epoch, started_s))
+
+    def _handle(self, event: LocalEvent, delivery: Delivery | None) -> None:
+        now_s = self._now_s()
+        actions = self.scheduler.handle(now_s, event)
+        if self._recorder is not None:
+            self._recorder.note(self.scheduler.spec.id, self._incarnation, now_s, event, actions)
+        for action in actions:
+            self._carry_out(action, delivery)
+
+    def _carry_out(self, action: LocalAction, delivery: Delivery | None) -> None:
+        match action:
+            case LoadState():
+                assert delivery is not None, "state is loaded when a segment is delivered"
+                self._load(action, delivery)
+            case RunBatch():
+                self._batch = action.batch
+            case FreeState():
+                self._executor.remove(action.request_id)
+                self._epochs.pop(action.request_id, None)
+            case Predict():
+                forecast = self._predictor.remaining_steps(
+                    action.request, action.progress, action.thresholds
+                )
+                self._handle(Predicted(action.request.id, forecast), None)
+            case Send():
+                self._events.append(action.event)  # type: ignore[arg-type]
+
+    def _load(self, action: LoadState, delivery: Delivery) -> None:
+        """A request that cannot be loaded fails by itself, at its first step."""
+        resident = self.scheduler.residents[action.request.id]
+        self._epochs[action.request.id] = resident.segment.epoch
+        assert delivery.payload is not None, "a placed segment brings its payload"
+        try:
+            self._executor.add(action.request, delivery.payload, action.progress, delivery.settled)
+        except StepserveError:
+            logger.exception("request %s cannot be held", action.request.id)
+
+    def _flush(self) -> InstanceOutput:
+        output = InstanceOutput(
+            self.scheduler.spec.id, self._incarnation, tuple(self._steps), tuple(self._events)
+        )
+        self._steps.clear()
+        self._events.clear()
+        return output

@@ -1,0 +1,45 @@
+"""What crosses the transport between the control loop and an instance."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stepserve.core.events import GlobalEvent, LocalEvent
+from stepserve.core.ids import InstanceId
+from stepserve.core.payload import Payload, SettledToken
+from stepserve.core.step import Step, StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An event for a local scheduler; a placed segment brings its token values along.
+
+    ``settled`` maps output offsets to token ids that are already final.
+    """
+
+    event: LocalEvent
+    payload: Payload | None = None
+    settled: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One executed step, with the token values it settled. Times are on the loop's clock."""
+
+    step: Step
+    outcome: StepOutcome
+    tokens: tuple[SettledToken, ...]
+    epoch: int
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceOutput:
+    """What an instance says after a turn: steps first, then events for the global scheduler.
+
+    ``incarnation`` counts the rebuilds of the instance: output of a past one is dropped.
+    """
+
+    instance: InstanceId
+    incarnation: int
+    steps: tuple[StepRecord, ...] = ()
+    events: tuple[GlobalEvent, ...] = ()

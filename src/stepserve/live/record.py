@@ -1,0 +1,99 @@
+"""One request as the live world sees it: its token values, its updates, its report."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from stepserve.core.payload import Payload, SettledToken
+from stepserve.core.protocols import RequestReport, TokensEmitted, Update
+from stepserve.core.request import Confidence, Progress, Request
+
+from .messages import StepRecord
+
+
+@dataclass(slots=True)
+class LiveRecord:
+    """Collects what instances settle; the copy that survives the loss of one.
+
+    ``epoch`` is the placement whose steps are accepted, ``epochs`` how many there were.
+    """
+
+    request: Request
+    payload: Payload
+    updates: "asyncio.Queue[Update]" = field(default_factory=asyncio.Queue)
+    settled: dict[int, SettledToken] = field(default_factory=dict)
+    confidence: Confidence | None = None
+    emitted: int = 0
+    epoch: int = 0
+    forwards: int = 0
+    forced: int = 0
+    threshold_sum: float = 0.0
+    threshold_min: float | None = None
+    first_step_s: float | None = None
+    first_text_s: float | None = None
+
+    def take(self, record: StepRecord, now_s: float) -> None:
+        """Account for one executed step and pass its emitted tokens on. Older epochs are void."""
+        if record.epoch != self.epoch:
+            return
+        outcome, threshold = record.outcome, record.step.threshold
+        self.forwards += 1
+        self.forced += outcome.forced
+        self.confidence = outcome.confidence or self.confidence
+        if threshold is not None:
+            self.threshold_sum += threshold
+            self.threshold_min = min(threshold, self.threshold_min or threshold)
+        if self.first_step_s is None:
+            self.first_step_s = record.started_s
+        self.settled.update((token.offset, token) for token in record.tokens)
+        if outcome.emitted > self.emitted:
+            tokens = tuple(self.settled[i] for i in range(self.emitted, outcome.emitted))
+            self.emitted = outcome.emitted
+            if self.first_text_s is None:
+                self.first_text_s = now_s
+            self.updates.put_nowait(TokensEmitted(tokens, self.forwards, now_s))
+
+    def progress(self) -> Progress:
+        """Progress as far as it reached the frontend: where a lost request goes on."""
+        return Progress(
+            settled=self.request.prompt_tokens + len(self.settled),
+            emitted=self.emitted,
+            steps=self.forwards,
+            confidence=self.confidence,
+        )
+
+    def report(self, now_s: float) -> RequestReport:
+        """The request's report if it ended now."""
+        request = self.request
+        options = request.diffusion
+        deadline_s = request.deadline_s
+        slack_s = None if deadline_s is None else deadline_s - now_s
+        first_step_s = now_s if self.first_step_s is None else self.first_step_s
+        ttft_s = None if self.first_text_s is None else self.first_text_s - request.arrival_s
+        lowest = self.threshold_min
+        return RequestReport(
+            forwards=self.forwards,
+            blocks=-(-self.emitted // options.block_tokens),
+            forced=self.forced,
+            threshold_min=lowest,
+            threshold_mean=self.threshold_sum / self.forwards if self.forwards else None,
+            migrations=max(0, self.epoch - 1),
+            queue_s=first_step_s - request.arrival_s,
+            ttft_s=ttft_s,
+            e2e_s=now_s - request.arrival_s,
+            slack_s=slack_s,
+            slo_met=self._slo_met(slack_s, ttft_s, now_s),
+            degraded=lowest is not None and lowest < options.thresholds.preferred,
+        )
+
+    def _slo_met(self, slack_s: float | None, ttft_s: float | None, now_s: float) -> bool | None:
+        """All targets that the request has; ``None`` if it has none."""
+        slo = self.request.slo
+        checks = []
+        if slack_s is not None:
+            checks.append(slack_s >= 0.0)
+        if slo.ttft_s is not None:
+            checks.append(ttft_s is not None and ttft_s <= slo.ttft_s)
+        if slo.tpot_s is not None and self.first_text_s is not None and self.emitted > 1:
+            tpot_s = (now_s - self.first_text_s) / (self.emitted - 1)
+            checks.append(tpot_s <= slo.tpot_s)
+        return all(checks) if checks else None

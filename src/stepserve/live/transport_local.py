@@ -1,0 +1,122 @@
+"""Instances as threads of this process: the embedded default, no services needed.
+
+PyTorch releases the interpreter lock inside its kernels, so instances run in parallel. A
+thread that raises, that is killed, or whose batch takes absurdly long is a lost instance.
+"""
+
+import logging
+import queue
+import threading
+import time
+
+from stepserve.core.events import InstanceUp
+from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceSpec
+
+from .instance import Instance
+from .messages import Delivery, InstanceOutput
+from .transport import BuildInstance, OutputSink
+
+logger = logging.getLogger(__name__)
+
+
+class _Host(threading.Thread):
+    """One incarnation of one instance. ``killed`` makes it fall silent, as a crash would."""
+
+    def __init__(
+        self, spec: InstanceSpec, incarnation: int, build: BuildInstance, sink: OutputSink
+    ) -> None:
+        super().__init__(name=f"{spec.id}.{incarnation}", daemon=True)
+        self.spec = spec
+        self.incarnation = incarnation
+        self.inbox: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        self.killed = threading.Event()
+        self.batch_started_s: float | None = None
+        self._build = build
+        self._sink = sink
+
+    def run(self) -> None:
+        try:
+            instance = self._build(self.spec, self.incarnation)
+            up = InstanceUp(self.spec)
+            self._say(InstanceOutput(self.spec.id, self.incarnation, events=(up,)))
+            self._serve(instance)
+        except Exception:
+            logger.exception("instance %s died", self.name)
+
+    def _serve(self, instance: Instance) -> None:
+        """Deliveries first; a batch runs whenever one waits."""
+        while not self.killed.is_set():
+            try:
+                delivery = self.inbox.get(block=not instance.has_batch)
+            except queue.Empty:
+                self.batch_started_s = time.monotonic()
+                output = instance.run_batch()
+                self.batch_started_s = None
+                self._say(output)
+                continue
+            if delivery is None:
+                return
+            self._say(instance.receive(delivery))
+
+    def _say(self, output: InstanceOutput) -> None:
+        if not self.killed.is_set() and (output.steps or output.events):
+            self._sink(output)
+
+
+class LocalTransport:
+    """A ``Transport`` of threads."""
+
+    def __init__(self, build: BuildInstance, sink: OutputSink, hang_s: float = 60.0) -> None:
+        """``hang_s``: a batch that takes longer than this means that the instance hangs."""
+        self._build = build
+        self._sink = sink
+        self._hang_s = hang_s
+        self._hosts: dict[InstanceId, _Host] = {}
+        self._incarnations: dict[InstanceId, int] = {}
+
+    def start(self, spec: InstanceSpec) -> None:
+        """See ``Transport.start``."""
+        incarnation = self._incarnations.get(spec.id, -1) + 1
+        self._incarnations[spec.id] = incarnation
+        host = _Host(spec, incarnation, self._build, self._sink)
+        self._hosts[spec.id] = host
+        host.start()
+
+    def deliver(self, instance: InstanceId, delivery: Delivery) -> None:
+        """See ``Transport.deliver``."""
+        host = self._hosts.get(instance)
+        if host is not None:
+            host.inbox.put(delivery)
+
+    def current(self, output: InstanceOutput) -> bool:
+        """Whether the output comes from an incarnation that is still trusted."""
+        host = self._hosts.get(output.instance)
+        return host is not None and host.incarnation == output.incarnation
+
+    def lost(self) -> tuple[InstanceId, ...]:
+        """See ``Transport.lost``."""
+        now_s = time.monotonic()
+        gone = []
+        for instance, host in self._hosts.items():
+            started_s = host.batch_started_s
+            hangs = started_s is not None and now_s - started_s > self._hang_s
+            if hangs or not host.is_alive():
+                gone.append(instance)
+        for instance in gone:
+            self._hosts.pop(instance).killed.set()
+        return tuple(gone)
+
+    def kill(self, instance: InstanceId) -> None:
+        """Make an instance vanish without a word, as a crash would (for drills and tests)."""
+        host = self._hosts[instance]
+        host.killed.set()
+        host.inbox.put(None)
+
+    def close(self) -> None:
+        """See ``Transport.close``."""
+        for host in self._hosts.values():
+            host.inbox.put(None)
+        for host in self._hosts.values():
+            host.join()
+        self._hosts.clear()

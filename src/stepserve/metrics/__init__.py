@@ -1,0 +1,1 @@
+"""Measurements as formulas, and their Prometheus form."""

@@ -1,0 +1,1 @@
+"""The simulated world. So far: workloads, which the load generator shares."""

@@ -1,0 +1,93 @@
+import pytest
+
+from stepserve.control.batching.all_resident import AllResident
+from stepserve.control.batching.latency_budget import LatencyBudget
+from stepserve.control.programs.diffusion import DiffusionProgram
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import InstanceId
+from stepserve.core.request import Progress
+from stepserve.core.resident import Resident
+from stepserve.core.segment import Segment
+from support.toy_world import make_request, make_spec
+
+SPEC = make_spec()
+PROGRAM = DiffusionProgram()
+
+
+class PerToken:
+    """1 ms per token executed, no floor: sums are easy to follow."""
+
+    def step_time_s(self, steps, spec):
+        return sum(step.query_tokens for step in steps) * 1e-3
+
+    def observe(self, steps, spec, seconds):
+        raise AssertionError("batching policies do not learn")
+
+
+def budget(**options):
+    settings = {"margin": 1.0, "heavy_tokens": 1000, "starvation_batches": 3} | options
+    return LatencyBudget(PROGRAM, PerToken(), **settings)
+
+
+def candidate(name, settled=0, *, steps_left=10.0, skipped=0, **options):
+    """prompt 20, output 48 in blocks of 16: a heavy step is 68 tokens, a light one 16."""
+    request = make_request(name, **options)
+    segment = Segment(request.id, 0, 20, None, InstanceId("i0"), 1)
+    forecast = StepForecast((0.9, 0.5), (steps_left, steps_left), 48.0)
+    resident = Resident(request, segment, Progress(settled=20 + settled), forecast, 20)
+    resident.has_state, resident.skipped = settled > 0, skipped
+    step = PROGRAM.next_step(request, resident.progress, resident.has_state, 0.9)
+    return resident, step
+
+
+def names(steps):
+    return [step.request_id for step in steps]
+
+
+def test_all_resident_runs_everybody():
+    rows = [candidate("a"), candidate("b", 5), candidate("c")]
+    assert names(AllResident(PROGRAM, PerToken()).compose(rows, SPEC, 0.0)) == ["a", "b", "c"]
+
+
+def test_light_steps_always_run_and_heavy_ones_fill_the_allowance():
+    """b may take 100 ms a step: its own 16 tokens and one heavy step of 68, not two."""
+    rows = [candidate("a"), candidate("b", 5, e2e_s=1.0), candidate("c")]
+    assert names(budget().compose(rows, SPEC, 0.0)) == ["b", "a"]
+
+
+def test_without_deadlines_the_token_budget_bounds_a_batch():
+    rows = [candidate(n) for n in "abc"] + [candidate("d", 5)]
+    assert names(budget().compose(rows, SPEC, 0.0)) == ["d", "a", "b", "c"]
+    assert names(budget(heavy_tokens=140).compose(rows, SPEC, 0.0)) == ["d", "a", "b"]
+
+
+def test_the_tightest_deadline_goes_first():
+    rows = [candidate("a", e2e_s=9.0), candidate("b", e2e_s=0.7), candidate("c")]
+    assert names(budget().compose(rows, SPEC, 0.0)) == ["b"]
+
+
+def test_a_hopeless_deadline_does_not_hold_the_others_up():
+    rows = [candidate("late", 5, e2e_s=0.001), candidate("a"), candidate("b")]
+    assert names(budget().compose(rows, SPEC, 0.0)) == ["late", "a", "b"]
+
+
+def test_heavy_steps_wait_for_a_tight_light_one_but_do_not_starve():
+    tight = candidate("tight", 5, e2e_s=0.2)  # 20 ms a step: no room for 68 tokens
+    assert names(budget().compose([tight, candidate("a")], SPEC, 0.0)) == ["tight"]
+    starved = candidate("a", skipped=3)
+    assert names(budget().compose([tight, starved], SPEC, 0.0)) == ["tight", "a"]
+
+
+def test_a_batch_is_never_empty():
+    big = candidate("a", e2e_s=0.001)
+    assert names(budget(heavy_tokens=1).compose([big], SPEC, 0.0)) == ["a"]
+
+
+@pytest.mark.parametrize("policy", [AllResident(PROGRAM, PerToken()), budget()])
+def test_more_residents_never_quicken_the_pace(policy):
+    residents = [candidate(str(i), i)[0] for i in range(6)]
+    paces = [policy.pace(residents[: n + 1], SPEC) for n in range(6)]
+    for slower, faster in zip(paces[1:], paces, strict=False):
+        assert slower.heavy_s >= faster.heavy_s
+        assert slower.light_s >= faster.light_s
+    assert policy.pace([], SPEC).heavy_s == 0.0

@@ -1,0 +1,80 @@
+import pytest
+
+from stepserve.control.programs.diffusion import DiffusionProgram
+from stepserve.core.request import CacheMode, FinishReason, Progress
+from stepserve.core.step import StepKind, StepOutcome
+from support.toy_world import make_request
+
+PROGRAM = DiffusionProgram()
+
+
+def step(settled_output, *, has_state=True, **options):
+    request = make_request(prompt=20, **options)
+    return PROGRAM.next_step(request, Progress(settled=20 + settled_output), has_state, 0.9)
+
+
+def test_the_first_step_of_a_block_recomputes_everything():
+    for settled in (0, 16, 32):
+        due = step(settled)
+        assert (due.kind, due.query_tokens, due.context_tokens) == (StepKind.RECOMPUTE, 68, 68)
+
+
+def test_inside_a_block_a_cached_step_executes_the_block_or_the_rest():
+    assert step(1).kind is StepKind.CACHED
+    assert step(1).query_tokens == 16
+    prefix = step(17, cache=CacheMode.PREFIX)
+    assert (prefix.kind, prefix.query_tokens) == (StepKind.CACHED, 32)
+
+
+def test_without_a_cache_every_step_recomputes():
+    assert step(5, cache=CacheMode.NONE).kind is StepKind.RECOMPUTE
+
+
+def test_refresh_every_second_block():
+    kinds = [step(settled, refresh=2).kind for settled in (0, 16, 32)]
+    assert kinds == [StepKind.RECOMPUTE, StepKind.CACHED, StepKind.RECOMPUTE]
+
+
+def test_a_request_that_lost_its_state_rebuilds_it():
+    assert step(5, has_state=False).kind is StepKind.RECOMPUTE
+
+
+def test_canvas_is_whole_blocks_and_kv_follows_the_cache_mode():
+    assert PROGRAM.full_tokens(make_request(prompt=20, output=33)) == 68
+    assert PROGRAM.kv_tokens(make_request(prompt=20, output=33)) == 68
+    assert PROGRAM.kv_tokens(make_request(cache=CacheMode.NONE)) == 0
+
+
+@pytest.mark.parametrize(
+    ("settled", "refresh", "output_tokens", "left"),
+    [
+        (0, 1, 48.0, 3),
+        (1, 1, 48.0, 2),
+        (16, 1, 48.0, 2),
+        (47, 1, 48.0, 0),
+        (0, 2, 48.0, 2),
+        (1, 2, 48.0, 1),
+        (17, 2, 48.0, 1),
+        (0, 1, 20.0, 2),
+        (33, 2, 48.0, 0),
+    ],
+)
+def test_heavy_steps_left_counts_refreshes_not_yet_begun(settled, refresh, output_tokens, left):
+    request = make_request(prompt=20, output=48, refresh=refresh)
+    progress = Progress(settled=20 + settled)
+    assert PROGRAM.heavy_steps_left(request, progress, 100.0, output_tokens) == left
+
+
+def test_heavy_steps_left_never_exceeds_the_steps_left():
+    request = make_request(output=48)
+    assert PROGRAM.heavy_steps_left(request, Progress(settled=20), 1.5, 48.0) == 1.5
+    uncached = make_request(cache=CacheMode.NONE)
+    assert PROGRAM.heavy_steps_left(uncached, Progress(settled=20), 7.0, 48.0) == 7.0
+
+
+def test_advance_counts_a_step_and_keeps_the_last_confidence():
+    request = make_request()
+    outcome = StepOutcome(request.id, settled=3, emitted=2, finished=FinishReason.STOP)
+    after = PROGRAM.advance(request, PROGRAM.start(request), outcome)
+    assert (after.settled, after.emitted, after.steps) == (23, 2, 1)
+    assert after.finished is FinishReason.STOP

@@ -1,0 +1,38 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepserve.control.pages import PageLedger, pages_for
+from stepserve.core.errors import CapacityError
+from stepserve.core.ids import RequestId
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30))))
+def test_free_plus_held_is_capacity_whatever_happens(operations):
+    """Known fault 32: counters went negative after unusual orders of commits and aborts."""
+    ledger, held = PageLedger(50), {}
+    for name, pages in operations:
+        request_id = RequestId(f"r{name}")
+        if request_id in held:
+            ledger.release(request_id)
+            del held[request_id]
+        else:
+            try:
+                ledger.reserve(request_id, pages)
+                held[request_id] = pages
+            except CapacityError:
+                assert pages > 50 - sum(held.values())
+        assert ledger.free == 50 - sum(held.values())
+        assert len(ledger) == len(held)
+
+
+def test_a_request_reserves_once():
+    ledger = PageLedger(4)
+    ledger.reserve(RequestId("a"), 1)
+    with pytest.raises(CapacityError, match="already holds"):
+        ledger.reserve(RequestId("a"), 1)
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
+def test_pages_for(tokens, pages):
+    assert pages_for(tokens, 16) == pages

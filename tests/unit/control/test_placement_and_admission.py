@@ -1,0 +1,78 @@
+import pytest
+
+from stepserve.control.admission import completion_s
+from stepserve.control.assemble import assemble_global
+from stepserve.control.placement.least_loaded import LeastLoaded
+from stepserve.control.placement.step_completion import StepCompletion
+from stepserve.control.programs.diffusion import DiffusionProgram
+from stepserve.core.actions import Finish, Reject
+from stepserve.core.config import ControlConfig
+from stepserve.core.errors import FieldError
+from stepserve.core.forecast import StepForecast
+from stepserve.core.instance import ClusterView, InstanceLoad
+from stepserve.core.request import OnMiss, Progress
+from stepserve.cost.step_table import StepTable
+from support.toy_world import PROFILE, ToyWorld, make_request, make_spec
+
+PROGRAM = DiffusionProgram()
+COST = StepTable(PROFILE)
+
+
+def load(name, tokens=0, residents=0, ends_s=0.0, limit=8):
+    spec = make_spec(name, residents=limit)
+    return InstanceLoad(spec, residents, tokens, 200, ends_s)
+
+
+def place(policy, *loads, at_s=0.0):
+    view = ClusterView(at_s, {row.spec.id: row for row in loads})
+    (segment,) = policy.place(make_request(), Progress(settled=20), view)
+    assert (segment.start, segment.stop) == (20, None)
+    return segment.instance
+
+
+def test_least_loaded_takes_the_smallest_load_and_breaks_ties_by_name():
+    assert place(LeastLoaded(), load("b", 10), load("a", 200)) == "b"
+    assert place(LeastLoaded(), load("b"), load("a")) == "a"
+
+
+def test_step_completion_counts_the_running_batch_and_the_newcomer():
+    policy = StepCompletion(COST, PROGRAM.full_tokens)
+    busy, full = load("busy", 0, ends_s=5.1), load("full", 300)
+    assert place(policy, busy, full, at_s=5.0) == "full"  # 108 ms against 30 ms
+    assert place(policy, busy, full, at_s=5.09) == "busy"  # 18 ms against 30 ms
+    assert place(policy, load("b", ends_s=1.0), load("a", ends_s=2.0), at_s=9.0) == "a"
+
+
+def completion(loads, queued=0):
+    request = make_request(prompt=16, output=48)
+    forecast = StepForecast((0.9, 0.5), (30.0, 10.0), 48.0)
+    progress = PROGRAM.start(request)
+    return completion_s(request, progress, forecast, loads, queued, PROGRAM, COST)
+
+
+def test_predicted_completion_grows_with_load_and_queue():
+    idle, busy = completion([load("a")]), completion([load("a", residents=7)])
+    assert idle < busy < completion([load("a", residents=7)], queued=8)
+    assert completion([load("a", residents=7), load("b")]) == idle
+    assert completion([]) == float("inf")
+
+
+@pytest.mark.parametrize(("on_miss", "answer"), [(OnMiss.REJECT, Reject), (OnMiss.DEGRADE, Finish)])
+def test_only_those_who_asked_are_rejected_for_a_hopeless_deadline(on_miss, answer):
+    world = ToyWorld(0)
+    request = make_request(arrival_s=0.1, e2e_s=0.001, on_miss=on_miss)
+    world.at(0.1, world.arrive, request)
+    world.run()
+    assert isinstance(world.truths["r0"].answers[0], answer)
+
+
+def test_a_feasible_deadline_is_not_rejected():
+    world = ToyWorld(0)
+    world.at(0.1, world.arrive, make_request(arrival_s=0.1, e2e_s=9.0, on_miss=OnMiss.REJECT))
+    world.run()
+    assert isinstance(world.truths["r0"].answers[0], Finish)
+
+
+def test_an_unknown_policy_is_named():
+    with pytest.raises(FieldError, match=r"control\.placement: unknown policy 'nearest'"):
+        assemble_global(ControlConfig(placement="nearest"), COST)

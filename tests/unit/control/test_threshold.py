@@ -1,0 +1,57 @@
+"""``deadline_fit``: highest that fits, monotone in time left and in pace (dilaserve.md C3)."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepserve.control.programs.diffusion import DiffusionProgram
+from stepserve.control.threshold.deadline_fit import DeadlineFit
+from stepserve.control.threshold.fixed import FixedThreshold
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import InstanceId
+from stepserve.core.request import OnMiss, Progress
+from stepserve.core.resident import Resident, StepPace
+from stepserve.core.segment import Segment
+from support.toy_world import make_request
+
+POLICY = DeadlineFit(DiffusionProgram(), margin=0.9)
+FORECAST = StepForecast((0.9, 0.7, 0.5), (30.0, 20.0, 10.0), output_tokens=48.0)
+
+
+def resident(forecast=FORECAST, steps=0, **options):
+    request = make_request(prompt=20, **options)
+    segment = Segment(request.id, 0, 20, None, InstanceId("i0"), 1)
+    return Resident(request, segment, Progress(settled=20, steps=steps), forecast, 20)
+
+
+def test_worked_example():
+    """3 heavy steps of 10 ms; light steps 1 ms: 57 ms at 0.9, 47 at 0.7, 37 at 0.5."""
+    pace = StepPace(heavy_s=0.010, light_s=0.001)
+    picks = [POLICY.pick(resident(e2e_s=ms / 0.9e3), pace, 0.0) for ms in (57.1, 56.9, 46.9, 1)]
+    assert picks == [0.9, 0.7, 0.5, 0.5]
+
+
+def test_steps_run_since_the_forecast_are_subtracted():
+    pace = StepPace(0.001, 0.001)
+    assert POLICY.pick(resident(e2e_s=0.025 / 0.9), pace, 0.0) == 0.7
+    assert POLICY.pick(resident(e2e_s=0.025 / 0.9, steps=6), pace, 0.0) == 0.9
+
+
+def test_no_deadline_or_best_effort_keeps_the_preferred_threshold():
+    slow = StepPace(1.0, 1.0)
+    assert POLICY.pick(resident(), slow, 0.0) == 0.9
+    assert POLICY.pick(resident(e2e_s=0.1, on_miss=OnMiss.BEST_EFFORT), slow, 0.0) == 0.9
+    assert FixedThreshold().pick(resident(e2e_s=0.1), slow, 0.0) == 0.9
+
+
+times = st.floats(0.001, 10.0)
+
+
+@given(times, times, times, times, st.floats(0.0, 5.0))
+def test_more_time_never_lowers_and_a_slower_pace_never_raises(
+    e2e_s, more_s, heavy_s, light_s, now_s
+):
+    pace = StepPace(heavy_s, light_s)
+    pick = POLICY.pick(resident(e2e_s=e2e_s), pace, now_s)
+    assert POLICY.pick(resident(e2e_s=e2e_s + more_s), pace, now_s) >= pick
+    assert POLICY.pick(resident(e2e_s=e2e_s), StepPace(heavy_s * 2, light_s * 2), now_s) <= pick
+    assert pick in FORECAST.thresholds

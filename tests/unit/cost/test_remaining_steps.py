@@ -1,0 +1,44 @@
+import pytest
+
+from stepserve.core.errors import FieldError
+from stepserve.core.request import FinishReason, Progress
+from stepserve.core.step import Step, StepKind, StepOutcome
+from stepserve.cost.remaining_steps import MeanYield, Yields
+from support.toy_world import YIELDS, make_request
+
+
+def forecast(predictor, settled=0, steps=0, output=100, thresholds=(0.9, 0.8, 0.5)):
+    request = make_request(prompt=20, output=output)
+    progress = Progress(settled=20 + settled, steps=steps)
+    return predictor.remaining_steps(request, progress, thresholds)
+
+
+def test_tokens_left_over_tokens_per_step_with_interpolation():
+    first = forecast(MeanYield(YIELDS))  # 40 tokens expected; 2, 2.5 and 4 per step
+    assert first.steps == pytest.approx((20.0, 16.0, 10.0))
+    assert first.output_tokens == 40.0
+    assert forecast(MeanYield(YIELDS), settled=20, steps=9).at_steps == 9
+    assert forecast(MeanYield(YIELDS), output=10).steps == pytest.approx((5.0, 4.0, 2.5))
+
+
+def test_a_request_that_outlives_the_mean_still_has_steps_left():
+    late = forecast(MeanYield(YIELDS), settled=60)
+    assert late.output_tokens == 80.0
+    assert min(late.steps) >= 1.0
+
+
+def test_both_means_are_learned():
+    predictor = MeanYield(YIELDS)
+    request = make_request()
+    step = Step(request.id, StepKind.CACHED, 16, 68, 0.9)
+    for _ in range(500):
+        outcome = StepOutcome(request.id, 8, 80, FinishReason.STOP)
+        predictor.learn(request, Progress(settled=20), outcome, step)
+    assert forecast(predictor).steps[0] == pytest.approx(80 / 8, rel=0.01)
+
+
+def test_yields_name_the_field_at_fault():
+    with pytest.raises(FieldError, match="tokens_per_step"):
+        Yields({}, 40.0, "bad")
+    with pytest.raises(FieldError, match="output_tokens"):
+        Yields({0.9: 1.0}, 0.0, "bad")
