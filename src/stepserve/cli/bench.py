@@ -15,7 +15,7 @@ from rich.progress import Progress
 from stepserve.cli.client import Client, Outcome, Reply
 from stepserve.cli.measure import Result, Stage, measure
 from stepserve.cli.plan import DEFAULT_REQUESTS, PRESETS, BenchConfig, make_plan
-from stepserve.cli.report import LAG_WARNING_S, table, three_digits
+from stepserve.cli.report import LAG_WARNING_S, tables, three_digits
 
 _DESCRIPTION = """\
 Send requests to any OpenAI-compatible server at the times an arrival process gives, whatever
@@ -220,7 +220,7 @@ def run(args: argparse.Namespace) -> int:
     result = asyncio.run(_measure(config))
     # Wide when piped: a table cut to 80 columns would lose its numbers.
     out = Console(highlight=False)
-    print_report(result, out if out.is_terminal else Console(highlight=False, width=170))
+    print_report(result, out if out.is_terminal else Console(highlight=False, width=120))
     if args.json:
         args.json.write_text(json.dumps(result.as_json(args.detailed), indent=1) + "\n")
     return 0 if all(run.summary.completed for run in result.runs.values()) else 1
@@ -248,9 +248,10 @@ def _progress() -> Iterator[Stage]:
 
 
 def print_report(result: Result, out: Console) -> None:
-    """The table, and in sentences what it does not show."""
+    """The tables, and in sentences what it does not show."""
     out.print(f"{result.model} at {result.config.url}", markup=False)
-    out.print(table({name: run.summary for name, run in result.runs.items()}))
+    for table in tables({name: run.summary for name, run in result.runs.items()}):
+        out.print(table)
     if deadline := _deadline_line(result):
         out.print(deadline)
     if result.plan.dropped:

@@ -123,7 +123,7 @@ class Client:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             # Unbounded, or requests would queue in the client and be late by its own doing. Idle
             # connections go before a server closes them (5 s is common) and a request is lost.
-            limits=httpx.Limits(keepalive_expiry=2.0),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=2.0),
             timeout=httpx.Timeout(None, connect=10.0),
             transport=transport,
         )

@@ -188,15 +188,18 @@ class Difference:
         return cls(fmean(pairs), deviation / sqrt(len(pairs)), len(pairs))
 
 
-def table(summaries: Mapping[str, Summary]) -> Table:
-    """A row for each variant. Times are milliseconds."""
-    grid = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    grid.add_column("variant", no_wrap=True)
-    for name in _COLUMNS:
-        grid.add_column(name, justify="right", no_wrap=True)
-    for name, summary in summaries.items():
-        grid.add_row(name, *(cell(summary) for cell in _COLUMNS.values()))
-    return grid
+def tables(summaries: Mapping[str, Summary]) -> list[Table]:
+    """What was delivered, and how fast (in ms): each a row a variant, narrow enough to read."""
+    grids = []
+    for columns in (_DELIVERED, _LATENCIES):
+        grid = Table(box=SIMPLE_HEAD, padding=(0, 1))
+        grid.add_column("variant", no_wrap=True)
+        for name in columns:
+            grid.add_column(name, justify="right")
+        for name, summary in summaries.items():
+            grid.add_row(name, *(cell(summary) for cell in columns.values()))
+        grids.append(grid)
+    return grids
 
 
 def three_digits(value: float | None) -> str:
@@ -212,23 +215,29 @@ def _ms(spread: Spread | None, *names: str) -> str:
     return " / ".join(three_digits(1e3 * getattr(spread, name)) for name in names)
 
 
-def _percent(share: Share | None) -> str:
-    if share is None:
-        return "-"
-    return f"{100.0 * share.value:.1f} ± {100.0 * share.standard_error:.1f}"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100.0 * share:.1f}"
 
 
-_COLUMNS: dict[str, Callable[[Summary], str]] = {
-    "done /\nrejected /\nfailed": lambda s: f"{s.completed} / {s.rejected} / {s.failed}",
-    "SLO met\n%": lambda s: "-" if s.slo_attainment is None else f"{100.0 * s.slo_attainment:.1f}",
+_Columns = dict[str, Callable[[Summary], str]]
+
+_DELIVERED: _Columns = {
+    "done / rejected\n/ failed": lambda s: f"{s.completed} / {s.rejected} / {s.failed}",
+    "SLO met\n%": lambda s: _percent(s.slo_attainment),
     "goodput\nreq/s": lambda s: three_digits(s.goodput_requests_per_s),
     "goodput\ntok/s": lambda s: three_digits(s.goodput_tokens_per_s),
-    "E2E ms\nmean / p50 / p99": lambda s: _ms(s.e2e_s, "mean", "p50", "p99"),
-    "first text ms\np50 / p99": lambda s: _ms(s.ttft_s, "p50", "p99"),
-    "text gap ms\np50 / p99": lambda s: _ms(s.text_gap_s, "p50", "p99"),
-    "TPOT ms\np50 / p99": lambda s: _ms(s.tpot_s, "p50", "p99"),
-    "accuracy\n% ± se": lambda s: _percent(s.accuracy),
+    "accuracy\n% ± se": lambda s: (
+        "-"
+        if s.accuracy is None
+        else f"{_percent(s.accuracy.value)} ± {_percent(s.accuracy.standard_error)}"
+    ),
     "threshold\nmean": lambda s: three_digits(s.threshold_mean),
     "forwards\nmean": lambda s: three_digits(s.forwards_mean),
-    "lag ms\np99": lambda s: three_digits(1e3 * s.client_lag_p99_s),
+    "client lag\nms p99": lambda s: three_digits(1e3 * s.client_lag_p99_s),
+}
+_LATENCIES: _Columns = {
+    "end to end ms\nmean / p50 / p99": lambda s: _ms(s.e2e_s, "mean", "p50", "p99"),
+    "first text ms\np50 / p99": lambda s: _ms(s.ttft_s, "p50", "p99"),
+    "between texts ms\np50 / p99": lambda s: _ms(s.text_gap_s, "p50", "p99"),
+    "amortised TPOT ms\np50 / p99": lambda s: _ms(s.tpot_s, "p50", "p99"),
 }

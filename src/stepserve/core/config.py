@@ -49,6 +49,8 @@ class ServeConfig:
     threads_per_instance: int = 0  # 0: share the cores evenly
     device: str = "cpu"
     dtype: str = "float32"
+    profile: str = ""  # step-time table; default: the one in the model's folder
+    cache_mode: str = "dual"  # what a request's `dlm.cache: auto` means
     max_residents: int = 32
     kv_pages: int = 4096
     page_tokens: int = 16

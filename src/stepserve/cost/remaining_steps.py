@@ -46,6 +46,14 @@ class Yields:
         return cls(per_step, table["output_tokens"], table["source"])
 
 
+PUBLISHED = Yields(
+    {0.9: 256 / 85.70, 0.8: 256 / 67.05, 0.7: 256 / 54.08, 0.6: 256 / 44.83, 0.5: 256 / 38.65},
+    256.0,
+    "published: LLaDA-8B, GSM8K, 256 tokens, block 32, dual cache (dilaserve.md D2)",
+)
+"""A start for models that come without yields of their own; corrected while serving."""
+
+
 class MeanYield:
     """A ``StepPredictor`` by per-threshold means."""
 

@@ -1,6 +1,6 @@
 """What the gateway asks of whoever assembles it: facts about the model, and an observer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from stepserve.core.protocols import RequestReport
@@ -26,7 +26,7 @@ class ModelCard:
     mask_token_id: int | None = None
     default_temperature: float = 0.0
     default_cache: CacheMode = CacheMode.NONE
-    default_thresholds: ThresholdBounds = ThresholdBounds()
+    default_thresholds: ThresholdBounds = field(default_factory=ThresholdBounds)
 
 
 class Observer(Protocol):

@@ -25,6 +25,8 @@ _KINDS = {
     499: ("client_closed_request", "client_closed_request"),
     503: ("service_unavailable_error", "not_ready"),
 }
+REQUEST_ID_KEY = "stepserve.request_id"
+"""Where the request's id is in the ASGI scope."""
 _INTERNAL = ("server_error", "internal_error")
 
 
@@ -96,9 +98,11 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return _from_validation(error).response()
 
-    async def bug(_: Request, error: Exception) -> JSONResponse:
-        _LOG.error("request failed", exc_info=error)
-        return APIError(500, "internal error").response()
+    async def bug(request: Request, error: Exception) -> JSONResponse:
+        request_id = request.scope.get(REQUEST_ID_KEY, "")
+        _LOG.error("request %s failed", request_id, exc_info=error)
+        headers = {"x-request-id": request_id}
+        return APIError(500, "internal error", headers=headers).response()
 
     app.add_exception_handler(APIError, api_error)
     app.add_exception_handler(FieldError, field_error)
@@ -114,5 +118,7 @@ def _from_validation(error: RequestValidationError) -> APIError:
     message = str(cause) if isinstance(cause, Exception) else str(first["msg"])
     if first["type"] == "json_invalid":
         return APIError(400, f"the body is not valid JSON: {cause or message}")
+    if len(first["loc"]) < 2:
+        return APIError(400, "the body must be a JSON object, sent as application/json")
     param = ".".join(str(part) for part in first["loc"][1:]) or None
     return APIError(400, f"{param}: {message}" if param else message, param=param)

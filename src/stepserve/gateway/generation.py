@@ -175,10 +175,12 @@ class Generation:
         choice: Choice,
         error: APIError,
         reason: FinishReason,
-        report: RequestReport = RequestReport(),
+        report: RequestReport | None = None,
     ) -> None:
         choice.failure = error
-        self._observer.finished(choice.sample.request, reason, len(choice.text.tokens), report)
+        self._observer.finished(
+            choice.sample.request, reason, len(choice.text.tokens), report or RequestReport()
+        )
         self._news.put_nowait(News(choice, Delta(), ended=True))
 
 

@@ -6,7 +6,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stepserve.gateway.errors import APIError
+from stepserve.gateway.errors import REQUEST_ID_KEY, APIError
 
 _MAX_ID = 128
 
@@ -25,6 +25,8 @@ class RequestIds:
         given = Headers(scope=scope).get("x-request-id", "")
         usable = given.isascii() and given.isprintable() and 0 < len(given) <= _MAX_ID
         request_id = given if usable else uuid.uuid4().hex
+
+        scope[REQUEST_ID_KEY] = request_id  # for the error handler outside all middleware
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -29,12 +29,10 @@ def _prompts(value: Any) -> Any:
     """One prompt or several, as a list of prompts."""
     if isinstance(value, str) or _is_ids(value):
         return [value]
-    if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value) or all(map(_is_ids, value)):
-            return value
-    raise ValueError(
-        "must be a string, a list of strings, a list of token ids, or a list of such lists, not empty"
-    )
+    texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if value and (texts or (isinstance(value, list) and all(map(_is_ids, value)))):
+        return value
+    raise ValueError("must be text or token ids, or a list of either, and not empty")
 
 
 def _strings(value: Any) -> Any:
@@ -63,7 +61,7 @@ class StreamOptions(_Open):
 class SLOFields(_Closed):
     """``slo``: latency targets of this request (api.md). Milliseconds."""
 
-    slo_class: str | None = Field(None, alias="class")
+    slo_class: str | None = Field(default=None, validation_alias="class")
     e2e_ms: Positive | None = None
     ttlt_ms: Positive | None = None
     ttft_ms: Positive | None = None

@@ -31,6 +31,8 @@ from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.gateway.translate import Sample, Translator, ignored_fields_header
 
 _LOG = logging.getLogger(__name__)
+# Proxies would otherwise collect a stream, or keep it.
+_UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class GenerationService:
@@ -114,7 +116,9 @@ class GenerationService:
             if not body.stream:
                 watcher.cancel()
         events = self._events(reply, generation, first, watcher)
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers={**headers, **_UNBUFFERED}
+        )
 
     async def _events(
         self,

@@ -120,7 +120,7 @@ def one_of(values: Mapping[str, T | None]) -> T | None:
     """The value given under any of several names. Raises FieldError if they contradict."""
     given = {name: value for name, value in values.items() if value is not None}
     if len(set(given.values())) > 1:
-        raise FieldError(list(given)[-1], f"contradicts {list(given)[0]}")
+        raise FieldError(list(given)[-1], f"contradicts {next(iter(given))}")
     return next(iter(given.values()), None)
 
 

@@ -85,10 +85,11 @@ class Translator:
         for prompt in body.prompt:
             if not prompt:
                 raise FieldError("prompt", "is empty")
-            is_text = isinstance(prompt, str)
-            ids = self.tokenizer.completion_ids(prompt) if is_text else tuple(prompt)
-            shown = "" if not body.echo else prompt if is_text else self.tokenizer.decode(prompt)
-            prompts.append(Prompt(ids, "prompt", shown))
+            if isinstance(prompt, str):
+                ids, text = self.tokenizer.completion_ids(prompt), prompt
+            else:
+                ids, text = tuple(prompt), self.tokenizer.decode(prompt)
+            prompts.append(Prompt(ids, "prompt", text if body.echo else ""))
         return self._samples(body, prompts, slo, body.logprobs, reply_id, arrival_s)
 
     def chat(

@@ -97,10 +97,10 @@ def renewal(
 
     ``cv`` is the coefficient of variation of the gaps: 1 is a Poisson process, 0 is regular,
     above 1 is bursty. The rate follows ``curve`` by a change of time, which keeps a Poisson
-    process Poisson. Raises FieldError when neither limit is given, or ``cv`` is negative.
+    process Poisson. Raises FieldError when neither limit is given, or for a bad ``cv``.
     """
-    if cv < 0.0:
-        raise FieldError("cv", "must not be negative")
+    if not 0.0 <= cv < np.inf:
+        raise FieldError("cv", "must be finite and not negative")
     if requests is None and duration_s is None:
         raise FieldError("requests", "give requests, duration_s or both")
     end = np.inf if duration_s is None else curve.expected(duration_s)
@@ -114,7 +114,9 @@ def renewal(
 
 def _unit_gaps(cv: float, count: int, rng: np.random.Generator) -> Floats:
     """Gaps of mean 1."""
-    return np.ones(count) if cv == 0.0 else rng.gamma(cv**-2, cv**2, count)
+    if cv < 1e-6:  # regular to the last digit; cv**-2 would overflow
+        return np.ones(count)
+    return rng.gamma(cv**-2, cv**2, count)
 
 
 def read_trace(path: Path) -> tuple[Arrival, ...]:

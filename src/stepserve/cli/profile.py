@@ -1,0 +1,49 @@
+"""``stepserve profile``: measure the step-time table of a model on this machine."""
+
+import argparse
+import platform
+from pathlib import Path
+
+from stepserve.core.config import ServeConfig
+from stepserve.cost.step_table import StepProfile
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="measure how long steps of each size take on this machine",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    defaults = ServeConfig()
+    parser.add_argument("--model", default=defaults.model, help="'bundled' or a model folder")
+    parser.add_argument("--device", default=defaults.device, help="torch device")
+    parser.add_argument("--dtype", default=defaults.dtype, help="float32, float16 or bfloat16")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads, as an instance has")
+    parser.add_argument("--repeats", type=int, default=15, help="timed runs of each size")
+    parser.add_argument("--out", type=Path, default=Path("step_profile.json"), help="result")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the table, write it; ``serve --profile OUT`` uses it."""
+    import torch
+
+    from stepserve.engine.executor import DiffusionExecutor
+    from stepserve.engine.profiling import measure
+    from stepserve.live.deploy import load
+
+    config = ServeConfig(model=args.model, device=args.device, dtype=args.dtype)
+    loaded = load(config)
+    torch.set_num_threads(args.threads)
+    executor = DiffusionExecutor(loaded, threads=args.threads)
+    seconds = measure(executor, loaded.default_block_length, args.repeats)
+    source = (
+        f"measured: {loaded.name}, {args.device}, {args.dtype}, {args.threads} threads, "
+        f"{platform.machine()}, median of {args.repeats}"
+    )
+    StepProfile(tuple(seconds), tuple(seconds.values()), source).save(args.out)
+    print(source)
+    for tokens, value in seconds.items():
+        print(f"{tokens:6d} tokens {value * 1e3:9.3f} ms {value / tokens * 1e6:8.1f} us/token")
+    print(f"written to {args.out}")
+    return 0

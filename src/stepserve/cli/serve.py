@@ -1,0 +1,76 @@
+"""``stepserve serve``: a cluster in this process behind an OpenAI-compatible API."""
+
+import argparse
+import dataclasses
+import logging
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepserve.core.config import ServeConfig, from_table
+from stepserve.core.errors import FieldError
+
+OPTIONS = {
+    "model": "'bundled', or the folder of a checkpoint in Hugging Face layout",
+    "host": "address to listen on",
+    "port": "port to listen on",
+    "instances": "model instances in this process",
+    "threads_per_instance": "CPU threads of each instance; 0 shares the cores evenly",
+    "device": "torch device, such as cpu or cuda:0",
+    "dtype": "float32, float16 or bfloat16",
+    "profile": "step-time table from `stepserve profile`, if the model's folder has none",
+    "max_residents": "most requests that one instance steps at a time",
+    "kv_pages": "KV pages of each instance",
+}
+POLICIES = ("placement", "batching", "threshold")
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command's parser. Options override the configuration file."""
+    parser = subparsers.add_parser("serve", help="serve a model under latency deadlines")
+    parser.add_argument("--config", type=Path, help="TOML file with the keys of ServeConfig")
+    defaults = ServeConfig()
+    for name, text in OPTIONS.items():
+        default = getattr(defaults, name)
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=type(default), help=f"{text} (default {default})")
+    for name in POLICIES:
+        default = getattr(defaults.control, name)
+        parser.add_argument(f"--{name}", help=f"{name} policy (default {default})")
+    parser.add_argument("--verbose", action="store_true", help="log every decision and its why")
+
+
+def configuration(args: argparse.Namespace) -> ServeConfig:
+    """The configuration file, if any, under the options given."""
+    table = read_toml(args.config) if args.config else {}
+    config = from_table(ServeConfig, table)
+    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    chosen = {name: getattr(args, name) for name in POLICIES if getattr(args, name) is not None}
+    control = dataclasses.replace(config.control, **chosen)
+    config = dataclasses.replace(config, **given, control=control)
+    for name in ("instances", "max_residents", "kv_pages", "page_tokens"):
+        if getattr(config, name) < 1:
+            raise FieldError(name, "must be at least 1")
+    return config
+
+
+def read_toml(path: Path) -> Mapping[str, Any]:
+    """Parse a TOML file. Raises FieldError if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise FieldError("config", f"{path}: {error}") from error
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    logging.basicConfig(
+        level=logging.DEBUG if args.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    config = configuration(args)
+    from stepserve.live.deploy import serve
+
+    return serve(config)

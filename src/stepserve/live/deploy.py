@@ -1,0 +1,203 @@
+"""Assembles a live cluster from configuration: model, instances, schedulers, gateway."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+
+import stepserve.engine.bundled
+from stepserve.control.assemble import assemble_global, assemble_local
+from stepserve.core.config import ServeConfig
+from stepserve.core.errors import FieldError
+from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.request import CacheMode, Family
+from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
+from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.loader import LoadedModel, load_model
+from stepserve.gateway.app import create_app
+from stepserve.gateway.contract import ModelCard
+from stepserve.gateway.tokenizer import TextTokenizer
+from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
+
+from .frontend import LiveFrontend
+from .instance import Instance
+from .loop import ControlLoop
+from .predictor import SharedPredictor
+from .recording import Recorder
+from .transport_local import LocalTransport
+
+logger = logging.getLogger(__name__)
+
+BUNDLED = Path(stepserve.engine.bundled.__file__).parent / "model"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model: ``bundled``, or a path to a Hugging Face checkpoint."""
+    folder = BUNDLED if name == "bundled" else Path(name)
+    if not (folder / "config.json").is_file():
+        raise FieldError("model", f"no config.json in {folder}; give 'bundled' or a model folder")
+    return folder
+
+
+def load(config: ServeConfig) -> LoadedModel:
+    """Load the configured model onto the configured device."""
+    if config.dtype not in DTYPES:
+        raise FieldError("dtype", f"unknown {config.dtype!r}; known: {', '.join(DTYPES)}")
+    return load_model(model_folder(config.model), torch.device(config.device), DTYPES[config.dtype])
+
+
+def cores_per_instance(config: ServeConfig) -> int:
+    """CPU threads of each instance: as configured, else the cores shared out evenly."""
+    if config.threads_per_instance:
+        return config.threads_per_instance
+    return max(1, len(os.sched_getaffinity(0)) // config.instances)
+
+
+def step_profile(config: ServeConfig) -> StepProfile:
+    """The configured step-time table, else the one in the model's folder."""
+    path = Path(config.profile or model_folder(config.model) / "step_profile.json")
+    if not path.is_file():
+        command = f"stepserve profile --model {config.model} --device {config.device}"
+        raise FieldError("profile", f"no file {path}; make one with: {command} --out FILE")
+    return StepProfile.load(path)
+
+
+def yields(config: ServeConfig) -> Yields:
+    """The model's measured yields, else the published ones as a start."""
+    path = model_folder(config.model) / "yields.json"
+    return Yields.load(path) if path.is_file() else PUBLISHED
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A live cluster in this process. ``start`` and ``stop`` run on the asyncio thread."""
+
+    loop: ControlLoop
+    transport: LocalTransport
+    frontend: LiveFrontend
+    specs: tuple[InstanceSpec, ...]
+
+    def start(self) -> None:
+        """Start every instance; the frontend is ready when the first is up."""
+        self.loop.attach(self.transport, asyncio.get_running_loop())
+        for spec in self.specs:
+            self.transport.start(spec)
+        self.frontend.start()
+
+    async def stop(self) -> None:
+        """Let running batches end, then stop."""
+        await self.frontend.stop()
+
+
+def build_cluster(
+    config: ServeConfig, loaded: LoadedModel, recorder: Recorder | None = None
+) -> Cluster:
+    """Assemble schedulers, executors and transport around a loaded model.
+
+    In-process instances share the model's weights; each has its own pages and its own
+    scheduler, with its own copy of the step-time table to correct.
+    """
+    profile = step_profile(config)
+    predictor = SharedPredictor(MeanYield(yields(config)))
+    threads = cores_per_instance(config)
+
+    def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
+        torch.set_num_threads(threads)
+        executor = DiffusionExecutor(
+            loaded,
+            page_tokens=spec.page_tokens,
+            page_capacity=spec.page_capacity,
+            threads=threads,
+        )
+        local = assemble_local(config.control, spec, StepTable(profile))
+        return Instance(local, executor, predictor, time.monotonic, incarnation, recorder)
+
+    scheduler = assemble_global(config.control, StepTable(profile))
+    loop = ControlLoop(scheduler, predictor, time.monotonic, recorder)
+    transport = LocalTransport(build_instance, loop.sink)
+    specs = tuple(
+        InstanceSpec(
+            id=InstanceId(f"instance-{index}"),
+            tp_degree=1,
+            page_capacity=config.kv_pages,
+            page_tokens=config.page_tokens,
+            max_residents=config.max_residents,
+        )
+        for index in range(config.instances)
+    )
+    return Cluster(loop, transport, LiveFrontend(loop, transport), specs)
+
+
+def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> FastAPI:
+    """The gateway over a cluster."""
+    card = ModelCard(
+        id=loaded.name,
+        family=Family.DIFFUSION,
+        context_tokens=loaded.config.max_positions,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=frozenset({loaded.config.eos_token_id}),
+        default_max_tokens=loaded.default_max_tokens,
+        block_lengths=loaded.block_lengths,
+        default_block_length=loaded.default_block_length,
+        mask_token_id=loaded.config.mask_token_id,
+        default_cache=CacheMode(config.cache_mode),
+    )
+    frontend = cluster.frontend
+    load_gauges = LoadGauges(frontend.running, frontend.waiting, frontend.kv_usage)
+    pages = config.kv_pages * config.instances
+    metrics = PrometheusMetrics(loaded.name, load_gauges, config.page_tokens, pages)
+    tokenizer = TextTokenizer.from_folder(model_folder(config.model))
+    return create_app(frontend, tokenizer, card, config, metrics)
+
+
+class _Server(uvicorn.Server):
+    """On SIGTERM or SIGINT: take nothing new, finish what was accepted, then leave."""
+
+    def __init__(self, config: uvicorn.Config, frontend: LiveFrontend) -> None:
+        super().__init__(config)
+        self._frontend = frontend
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._frontend.drain()
+        super().handle_exit(sig, frame)
+
+
+def serve(config: ServeConfig) -> int:
+    """Serve until told to stop; the exit status."""
+    loaded = load(config)
+    cluster = build_cluster(config, loaded)
+    app = build_app(config, loaded, cluster)
+    options = uvicorn.Config(app, host=config.host, port=config.port, log_level="warning")
+    server = _Server(options, cluster.frontend)
+
+    async def run() -> None:
+        cluster.start()
+        logger.info(
+            "serving %s on http://%s:%d: %d instances, %d threads each",
+            loaded.name,
+            config.host,
+            config.port,
+            config.instances,
+            cores_per_instance(config),
+        )
+        try:
+            await server.serve()
+        finally:
+            await cluster.stop()
+
+    try:
+        asyncio.run(run())
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0 if server.started else 1

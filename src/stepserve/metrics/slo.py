@@ -1,0 +1,63 @@
+"""Service levels over many answers: attainment, goodput, capacity."""
+
+from collections.abc import Mapping, Sequence
+
+from stepserve.core.request import SLO
+from stepserve.metrics.latency import AnswerTrace, e2e_s, output_tokens, tpot_s, ttft_s
+
+Served = tuple[SLO, AnswerTrace]
+
+
+def meets(slo: SLO, trace: AnswerTrace) -> bool:
+    """Whether the answer came at all and every target that was set is kept.
+
+    E2E <= e2e_s, TTFT <= ttft_s, TPOT <= tpot_s. An answer without text keeps the last two.
+    """
+    pairs = (
+        (e2e_s(trace), slo.e2e_s),
+        (ttft_s(trace), slo.ttft_s),
+        (tpot_s(trace), slo.tpot_s),
+    )
+    return trace.ok and all(
+        target is None or value is None or value <= target for value, target in pairs
+    )
+
+
+def attainment(served: Sequence[Served]) -> float | None:
+    """Share of requests that meet their SLO: met / all, refused and failed ones included.
+
+    ``None`` for no requests.
+    """
+    if not served:
+        return None
+    return sum(meets(slo, trace) for slo, trace in served) / len(served)
+
+
+def attainment_by_class(served: Sequence[Served]) -> Mapping[str, float]:
+    """``attainment`` over the requests of each SLO class."""
+    classes = sorted({slo.slo_class for slo, _ in served})
+    groups = {name: [pair for pair in served if pair[0].slo_class == name] for name in classes}
+    return {name: attainment(group) or 0.0 for name, group in groups.items()}
+
+
+def goodput_requests_per_s(served: Sequence[Served], duration_s: float) -> float:
+    """Requests that meet their SLO / duration."""
+    return sum(meets(slo, trace) for slo, trace in served) / duration_s
+
+
+def goodput_tokens_per_s(served: Sequence[Served], duration_s: float) -> float:
+    """Output tokens of the requests that meet their SLO / duration."""
+    return sum(output_tokens(trace) for slo, trace in served if meets(slo, trace)) / duration_s
+
+
+def serving_capacity(attainment_at: Mapping[float, float], target: float) -> float | None:
+    """Largest tried rate (requests/s) up to which every tried rate attains ``target``.
+
+    ``None`` if the smallest rate already falls short.
+    """
+    capacity = None
+    for rate in sorted(attainment_at):
+        if attainment_at[rate] < target:
+            break
+        capacity = rate
+    return capacity

@@ -1,0 +1,136 @@
+"""Formulas on traces small enough to work out by hand."""
+
+import io
+from math import sqrt
+
+import pytest
+from rich.console import Console
+
+from stepserve.cli.client import Outcome, Reply, TextEvent
+from stepserve.cli.drive import Record
+from stepserve.cli.report import (
+    Difference,
+    Scored,
+    Share,
+    Spread,
+    amortised_tpot_s,
+    summarise,
+    tables,
+    three_digits,
+)
+
+
+def reply(ended_s, events=(), outcome=Outcome.COMPLETED, tokens=None, sent_s=0.0, **dlm):
+    pieces = [TextEvent(*event) for event in events]
+    return Reply(sent_s, ended_s, outcome, events=pieces, tokens=tokens, dlm=dlm)
+
+
+def scored(due_s, answer, deadline_s=None, correct=None):
+    return Scored(Record(due_s, answer), deadline_s, correct)
+
+
+# A block-wise answer: 4 tokens at 1.0, 8 more at 1.5, the last 4 at 3.0.
+BLOCKS = [(1.0, 4), (1.5, 12), (3.0, 16)]
+
+
+def known_run():
+    """Due at 0, 1, 2 and 4; one in time, one late, one rejected, one failed."""
+    fast = reply(3.0, BLOCKS, tokens=16, sent_s=0.5, threshold_mean=0.9, forwards=10)
+    late = reply(7.0, [(6.0, 4), (6.5, 8)], tokens=8, sent_s=1.0, threshold_mean=0.6, forwards=4)
+    rejected = reply(2.0, outcome=Outcome.REJECTED, sent_s=2.0)
+    failed = reply(10.0, [(5.0, 4)], outcome=Outcome.FAILED, sent_s=4.0)
+    return [
+        scored(0.0, fast, 4.0, True),
+        scored(1.0, late, 4.0, False),
+        scored(2.0, rejected, 4.0, False),
+        scored(4.0, failed, 9.0, True),
+    ]
+
+
+def test_every_number_of_a_known_run():
+    summary = summarise(known_run())
+    assert (summary.requests, summary.completed, summary.rejected, summary.failed) == (4, 2, 1, 1)
+    assert summary.duration_s == 10.0  # first arrival to last end, the failure's
+    assert summary.slo_attainment == 0.25
+    assert summary.goodput_requests_per_s == pytest.approx(0.1)
+    assert summary.goodput_tokens_per_s == pytest.approx(1.6)
+    assert summary.e2e_s == Spread(mean=4.5, p50=4.5, p99=pytest.approx(5.97))
+    assert summary.ttft_s == Spread(mean=3.0, p50=3.0, p99=pytest.approx(4.96))
+    # Gaps 0.5 and 1.5 of the one, 0.5 of the other; amortised 2 s / 12 and 0.5 s / 4 tokens.
+    assert summary.text_gap_s == Spread(pytest.approx(2.5 / 3), 0.5, pytest.approx(1.48))
+    assert summary.tpot_s.mean == pytest.approx((2.0 / 12 + 0.5 / 4) / 2)
+    assert summary.accuracy == Share(0.5, pytest.approx(sqrt(0.25 / 2)), 2)
+    assert summary.threshold_mean == pytest.approx((16 * 0.9 + 8 * 0.6) / 24)
+    assert summary.forwards_mean == 7.0
+    assert summary.client_lag_p99_s == pytest.approx(0.485)
+
+
+def test_without_deadlines_and_reports_nothing_is_invented():
+    summary = summarise([scored(0.0, reply(2.0, [(1.0, None)]))])
+    assert summary.slo_attainment is None
+    assert summary.goodput_requests_per_s == 0.5
+    assert summary.goodput_tokens_per_s is None
+    assert summary.text_gap_s is summary.tpot_s is summary.accuracy is None
+    assert summary.threshold_mean is summary.forwards_mean is None
+
+
+def test_a_run_that_completed_nothing_is_still_a_summary():
+    summary = summarise([scored(0.0, reply(0.0, outcome=Outcome.FAILED), 1.0)])
+    assert summary.slo_attainment == summary.goodput_requests_per_s == 0.0
+    assert summary.e2e_s is summary.ttft_s is None
+
+
+def test_a_deadline_is_met_at_its_very_moment():
+    assert scored(1.0, reply(3.0), 2.0).met
+    assert not scored(1.0, reply(3.001), 2.0).met
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (reply(3.0, BLOCKS, tokens=16), 2.0 / 12),
+        (reply(3.0, [(1.0, 16)], tokens=16), None),  # one event holds the whole answer
+        (reply(3.0, [(1.0, None), (2.0, None)], tokens=16), None),  # no running count
+        (reply(3.0, [(1.0, 4), (2.0, 8)]), None),  # no final count
+        (reply(3.0, tokens=0), None),
+        (reply(9.0, [(1.0, 1), (2.0, 2)], tokens=5), 0.25),  # hidden tokens count
+    ],
+)
+def test_amortised_time_per_token(answer, expected):
+    assert amortised_tpot_s(answer) == (None if expected is None else pytest.approx(expected))
+
+
+def test_paired_difference_uses_problems_that_both_completed():
+    def run(*answers):
+        return [
+            scored(
+                0.0, reply(1.0, outcome=Outcome.FAILED if a is None else Outcome.COMPLETED), 1.0, a
+            )
+            for a in answers
+        ]
+
+    one, other = run(True, False, False, True, None), run(True, True, True, True, True)
+    difference = Difference.paired(one, other)
+    # Differences 0, -1, -1, 0: mean -1/2, sample deviation sqrt(1/3).
+    assert difference == Difference(-0.5, pytest.approx(sqrt(1 / 3 / 4)), 4)
+    assert Difference.paired(run(None), run(True)) is None
+    assert Difference.paired(run(True), run(False)) == Difference(1.0, 0.0, 1)
+
+
+def test_tables_show_a_row_for_each_variant():
+    out = Console(file=io.StringIO(), width=120)
+    summary = summarise(known_run())
+    out.print(*tables({"fixed": summary, "other": summarise([scored(0.0, reply(1.0))])}))
+    text = out.file.getvalue()
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "fixed 2 / 1 / 1 25.0 0.10 1.60 50.0 ± 35.4 0.80 7.00 485" in rows
+    assert "other 1 / 0 / 0 - 1.00 - - - - 0.00" in rows
+    assert "fixed 4500 / 4500 / 5970 3000 / 4960 500 / 1480 146 / 166" in rows
+    assert "other 1000 / 1000 / 1000 - - -" in rows
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0.5, "0.50"), (12.34, "12.3"), (1234.5, "1234")]
+)
+def test_three_digits(value, text):
+    assert three_digits(value) == text
