@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+
 from gateway.scripted import (
     BOS,
     CHAT_TEMPLATE,
@@ -13,13 +15,13 @@ from gateway.scripted import (
     TOKENIZER,
     build_tokenizer,
 )
-from tokenizers import Tokenizer, decoders, models
-
 from stepserve.core.errors import FieldError
 from stepserve.gateway.tokenizer import TextTokenizer
 
 
-@pytest.mark.parametrize("text", ["hello world", " leading", "žluťoučký kůň", "漢字", "🙂👍🏽", "\n"])
+@pytest.mark.parametrize(
+    "text", ["hello world", " leading", "žluťoučký kůň", "漢字", "🙂👍🏽", "\n"]
+)
 def test_round_trip(text):
     """Fault 40."""
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text

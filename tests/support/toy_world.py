@@ -17,6 +17,7 @@ from stepserve.core.actions import (
     Predict,
     Rebuild,
     Reject,
+    Report,
     RunBatch,
     Send,
 )
@@ -233,7 +234,7 @@ class ToyWorld:
         for action in self.locals[instance].handle(self.now_s, event):
             assert action.why
             match action:
-                case Send():
+                case Report():
                     self.message(
                         ("from", instance), self.from_local, instance, incarnation, action.event
                     )

@@ -256,11 +256,14 @@ def print_report(result: Result, out: Console) -> None:
         out.print(deadline)
     if result.plan.dropped:
         out.print(f"{result.plan.dropped} arrivals longer than --max-total-tokens were not sent")
+    reference = result.runs[result.reference].summary
     for name, difference in result.accuracy_differences().items():
+        met, met_before = result.runs[name].summary.slo_attainment, reference.slo_attainment
+        gain = "" if met is None or met_before is None else _points("SLO met", met - met_before)
         out.print(
-            f"{name} against {result.reference}: accuracy {100 * difference.value:+.1f} "
-            f"± {100 * difference.standard_error:.1f} points "
-            f"(paired over {difference.problems} problems)"
+            f"{name} against {result.reference}: {gain}{_points('accuracy', difference.value)}"
+            f"standard error {100 * difference.standard_error:.1f}, "
+            f"paired over {difference.problems} problems"
         )
     for name, run in result.runs.items():
         if run.summary.client_lag_p99_s > LAG_WARNING_S:
@@ -272,6 +275,10 @@ def print_report(result: Result, out: Console) -> None:
                 out.print(f"{name}: first of the {outcome}: {said}", markup=False)
         if not run.summary.completed:
             out.print(f"{name}: no request was completed")
+
+
+def _points(name: str, difference: float) -> str:
+    return f"{name} {100 * difference:+.1f} points, "
 
 
 def _deadline_line(result: Result) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from stepserve.core.errors import StepserveError
+from stepserve.core.errors import FieldError, StepserveError
 
 
 class SSEDecoder:
@@ -104,7 +104,7 @@ class Reply:
 
 
 class Client:
-    """A server, its endpoint and the model to ask for. Raises nothing for a failed request."""
+    """A server and one of its endpoints. Raises FieldError for a malformed URL."""
 
     def __init__(
         self,
@@ -114,12 +114,16 @@ class Client:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        try:
+            base_url = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise FieldError("--url", str(error)) from error
         self._chat = endpoint == "chat"
         self._path = "/v1/chat/completions" if self._chat else "/v1/completions"
         self._timeout_s = timeout_s
         key = os.environ.get("OPENAI_API_KEY")
         self._http = httpx.AsyncClient(
-            base_url=self.url,
+            base_url=base_url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             # Unbounded, or requests would queue in the client and be late by its own doing. Idle
             # connections go before a server closes them (5 s is common) and a request is lost.
@@ -142,7 +146,7 @@ class Client:
         try:
             response = await self._http.get("/v1/models", timeout=10.0)
             return given or str(response.raise_for_status().json()["data"][0]["id"])
-        except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except httpx.TransportError as error:
             raise StepserveError(f"cannot reach {self.url}: {error or repr(error)}") from error
         except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
             raise StepserveError(

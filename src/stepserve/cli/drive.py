@@ -26,11 +26,6 @@ class Record:
         """How late the client itself was in sending."""
         return self.reply.sent_s - self.due_s
 
-    @property
-    def e2e_s(self) -> float:
-        """Arrival to last byte."""
-        return self.reply.ended_s - self.due_s
-
 
 async def open_loop(
     due_s: Sequence[float],

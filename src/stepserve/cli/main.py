@@ -19,7 +19,7 @@ COMMANDS = {
     "bench": "load an OpenAI-compatible server and measure latency, deadlines met and accuracy",
     "chat": "ask one question, or hold a conversation, and see what the answer cost",
     "profile": "measure how long steps of each size take on this machine",
-    "fit": "fit the remaining-step predictor to logged steps",
+    "fit": "train the bundled model from nothing but this package",
 }
 
 

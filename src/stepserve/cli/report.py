@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
-from statistics import fmean
+from statistics import fmean, stdev
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from stepserve.cli.client import Outcome, Reply
 from stepserve.cli.drive import Record
+from stepserve.core.request import SLO
+from stepserve.metrics import latency, slo
+from stepserve.metrics.latency import AnswerTrace
 
 LAG_WARNING_S = 0.05
 """Client lag (p99) beyond which a run says that the client could not keep the schedule."""
@@ -23,7 +25,7 @@ LAG_WARNING_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and percentiles of a sample, in the unit of its name."""
+    """Mean and percentiles (nearest rank) of a sample, in the unit of its name."""
 
     mean: float
     p50: float
@@ -32,11 +34,11 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread | None":
         """The spread of some values; ``None`` when there are none."""
-        sample = np.fromiter(values, float)
-        if not sample.size:
+        sample = list(values)
+        if not sample:
             return None
-        p50, p99 = np.percentile(sample, (50, 99))
-        return cls(float(sample.mean()), float(p50), float(p99))
+        p50, p99 = (latency.percentile(sample, percent) for percent in (50, 99))
+        return cls(fmean(sample), p50, p99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class Summary:
     """One run in numbers; the keys of the JSON report. ``None``: not measured, or not told.
 
     Latencies are of completed requests and count from the time a request was due.
-    ``text_gap_s`` pools the times between successive text events of a request; ``tpot_s`` is
-    amortised per request: (last - first text) / (tokens - tokens of the first event), which
-    needs a server that keeps a running count. Goodput counts what met its deadline (everything
-    completed, without one). ``threshold_mean`` weighs requests by their tokens.
+    Formulas are those of ``stepserve.metrics``: ``text_gap_s`` pools the times between text
+    events (TBT), ``tpot_s`` is amortised over the tokens of each request. Goodput counts what
+    met its deadline (everything completed, without one). ``threshold_mean`` weighs the server's
+    mean of each request by its tokens.
     """
 
     requests: int
@@ -101,50 +103,68 @@ class Scored:
     @property
     def met(self) -> bool:
         """Whether the answer arrived whole and in time."""
-        return self.completed and (self.deadline_s is None or self.record.e2e_s <= self.deadline_s)
+        return slo.meets(*self.served)
+
+    @property
+    def served(self) -> slo.Served:
+        """The deadline and the answer in the terms of ``stepserve.metrics``."""
+        return SLO(e2e_s=self.deadline_s), self.trace
+
+    @property
+    def trace(self) -> AnswerTrace:
+        """What happened when. Tokens billed after the last text belong to it.
+
+        Without a running count, each text event but the last is taken for one token.
+        """
+        reply = self.record.reply
+        counts = [0, *(event.tokens or n for n, event in enumerate(reply.events, 1))]
+        counts[-1] = max(counts[-1], reply.tokens or 0)
+        events = tuple(
+            latency.TextEvent(event.at_s, after - before)
+            for event, (before, after) in zip(reply.events, pairwise(counts), strict=True)
+        )
+        return AnswerTrace(self.record.due_s, events, reply.ended_s, ok=self.completed)
 
 
 def summarise(scored: Sequence[Scored]) -> Summary:
     """The numbers of a run of at least one request."""
     records = [s.record for s in scored]
-    done = [s.record for s in scored if s.completed]
-    good = [s.record.reply for s in scored if s.met]
+    done = [s for s in scored if s.completed]
+    replies, traces = [s.record.reply for s in done], [s.trace for s in done]
+    served = [s.served for s in scored]
     duration_s = max(r.reply.ended_s for r in records) - min(r.due_s for r in records)
+    duration_s = max(duration_s, 1e-9)  # a run of instant failures has rates of 0, not an error
     outcomes = Counter(r.reply.outcome for r in records)
-    tokens = [reply.tokens for reply in good if reply.tokens is not None]
+    counted = all(reply.tokens is not None for reply in replies)
+    lag = Spread.of(r.lag_s for r in records)
     return Summary(
         requests=len(records),
         completed=outcomes[Outcome.COMPLETED],
         rejected=outcomes[Outcome.REJECTED],
         failed=outcomes[Outcome.FAILED],
         duration_s=duration_s,
-        slo_attainment=None
-        if all(s.deadline_s is None for s in scored)
-        else len(good) / len(records),
-        ttft_s=Spread.of(r.reply.events[0].at_s - r.due_s for r in done if r.reply.events),
-        e2e_s=Spread.of(r.e2e_s for r in done),
-        text_gap_s=Spread.of(b.at_s - a.at_s for r in done for a, b in pairwise(r.reply.events)),
-        tpot_s=Spread.of(t for r in done if (t := amortised_tpot_s(r.reply)) is not None),
-        goodput_requests_per_s=_per_s(len(good), duration_s),
-        goodput_tokens_per_s=_per_s(sum(tokens), duration_s) if len(tokens) == len(good) else None,
-        accuracy=Share.of([s.correct for s in scored if s.completed and s.correct is not None]),
-        threshold_mean=_mean_threshold(done),
-        forwards_mean=_mean(r.reply.dlm.get("forwards") for r in done),
-        client_lag_p99_s=float(np.percentile([r.lag_s for r in records], 99)),
+        slo_attainment=slo.attainment(served)
+        if any(s.deadline_s is not None for s in scored)
+        else None,
+        ttft_s=Spread.of(s for t in traces if (s := latency.ttft_s(t)) is not None),
+        e2e_s=Spread.of(map(latency.e2e_s, traces)),
+        text_gap_s=Spread.of(gap for t in traces for gap in latency.tbt_s(t)),
+        tpot_s=Spread.of(s for d in done if (s := tpot_s(d)) is not None),
+        goodput_requests_per_s=slo.goodput_requests_per_s(served, duration_s),
+        goodput_tokens_per_s=slo.goodput_tokens_per_s(served, duration_s) if counted else None,
+        accuracy=Share.of([s.correct for s in done if s.correct is not None]),
+        threshold_mean=_mean_threshold(replies),
+        forwards_mean=_mean(reply.dlm.get("forwards") for reply in replies),
+        client_lag_p99_s=lag.p99 if lag else 0.0,
     )
 
 
-def amortised_tpot_s(reply: Reply) -> float | None:
-    """Seconds a token after the first event; ``None`` when that holds all, or is not counted."""
-    first, last = (reply.events[0], reply.events[-1]) if reply.events else (None, None)
-    if first is None or last is None or first.tokens is None or reply.tokens is None:
-        return None
-    later = reply.tokens - first.tokens
-    return (last.at_s - first.at_s) / later if later > 0 else None
-
-
-def _per_s(count: int, duration_s: float) -> float:
-    return count / duration_s if duration_s > 0.0 else 0.0
+def tpot_s(scored: Scored) -> float | None:
+    """Amortised time per token; ``None`` if the tokens of the text events were not told."""
+    reply = scored.record.reply
+    running = bool(reply.events) and all(event.tokens for event in reply.events)
+    known = running or (len(reply.events) == 1 and reply.tokens)
+    return latency.tpot_s(scored.trace) if known else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -152,12 +172,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _mean_threshold(done: Sequence[Record]) -> float | None:
+def _mean_threshold(replies: Sequence[Reply]) -> float | None:
     """Mean threshold over tokens: the server's mean of each request, weighted by its tokens."""
     told = [
-        (threshold, r.reply.tokens or 0)
-        for r in done
-        if (threshold := r.reply.dlm.get("threshold_mean")) is not None
+        (threshold, reply.tokens or 0)
+        for reply in replies
+        if (threshold := reply.dlm.get("threshold_mean")) is not None
     ]
     total = sum(tokens for _, tokens in told)
     return sum(t * n for t, n in told) / total if total else None
@@ -184,7 +204,7 @@ class Difference:
         ]
         if not pairs:
             return None
-        deviation = float(np.std(pairs, ddof=1)) if len(pairs) > 1 else 0.0
+        deviation = stdev(pairs) if len(pairs) > 1 else 0.0
         return cls(fmean(pairs), deviation / sqrt(len(pairs)), len(pairs))
 
 

@@ -5,7 +5,7 @@ number. At most one batch runs at a time; whenever none runs and somebody is res
 composed.
 """
 
-from stepserve.core.actions import FreeState, LoadState, LocalAction, Predict, RunBatch, Send
+from stepserve.core.actions import FreeState, LoadState, LocalAction, Predict, Report, RunBatch
 from stepserve.core.events import (
     BatchDone,
     InstanceReported,
@@ -100,7 +100,7 @@ class LocalScheduler:
         for outcome in event.outcomes:
             actions += self._advance(self.residents[outcome.request_id], outcome)
         report = InstanceReport(self.spec.id, now_s, now_s, (batch, event.seconds))
-        actions.append(Send(None, InstanceReported(report), "batch done"))
+        actions.append(Report(InstanceReported(report), "batch done"))
         return actions
 
     def _advance(self, resident: Resident, outcome: StepOutcome) -> list[LocalAction]:
@@ -124,7 +124,7 @@ class LocalScheduler:
         del self.residents[request_id]
         self.pages.release(request_id)
         ended = SegmentEnded(resident.segment, end, resident.progress, error)
-        return [FreeState(request_id, end.value), Send(None, ended, end.value)]
+        return [FreeState(request_id, end.value), Report(ended, end.value)]
 
     def _start_batch(self, now_s: float) -> list[LocalAction]:
         if self._running is not None or not self.residents:
@@ -153,7 +153,7 @@ class LocalScheduler:
         seconds = self._cost.step_time_s(steps, self.spec)
         why = f"{len(steps)} of {len(residents)} residents, predicted {seconds * 1e3:.2f} ms"
         report = InstanceReport(self.spec.id, now_s, now_s + seconds)
-        return [RunBatch(self._running, why), Send(None, InstanceReported(report), why)]
+        return [RunBatch(self._running, why), Report(InstanceReported(report), why)]
 
     def _runs(self, request_id: RequestId) -> bool:
         batch = self._running

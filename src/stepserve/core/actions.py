@@ -5,7 +5,7 @@ The ``why`` is the system's log of decisions: short, factual, with the numbers c
 
 from dataclasses import dataclass
 
-from stepserve.core.events import Event
+from stepserve.core.events import GlobalEvent, LocalEvent
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.request import FinishReason, Progress, Request
@@ -14,10 +14,18 @@ from stepserve.core.step import Batch
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Deliver an event to an instance's local scheduler, or to the global one (``None``)."""
+    """Deliver an event to an instance's local scheduler."""
 
-    to: InstanceId | None
-    event: Event
+    to: InstanceId
+    event: LocalEvent
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Deliver an event to the global scheduler."""
+
+    event: GlobalEvent
     why: str
 
 
@@ -84,5 +92,5 @@ class Finish:
 
 
 GlobalAction = Send | Predict | Rebuild | Reject | Finish
-LocalAction = Send | Predict | LoadState | RunBatch | FreeState
+LocalAction = Report | Predict | LoadState | RunBatch | FreeState
 Action = GlobalAction | LocalAction

@@ -53,7 +53,7 @@ class PackedAttention:
         self._write = write
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q ``[N, heads, head_dim]``, k and v ``[N, kv_heads, head_dim]``; returns as q."""
+        """Queries ``[N, heads, head_dim]``, k and v ``[N, kv_heads, head_dim]``; returns as q."""
         keys, values = self._pool.kv[layer]
         kept = len(self._write)
         if kept:
@@ -61,13 +61,13 @@ class PackedAttention:
             values.index_copy_(0, self._write, v[:kept])
         out = torch.empty_like(q)
         for group in self._groups:
-            shape = (group.rows, group.queries)
             own = slice(group.start, group.start + group.rows * group.queries)
+            shape = (group.rows, group.queries, -1, q.shape[-1])
             if group.slots is None:
-                context = k[own].unflatten(0, shape), v[own].unflatten(0, shape)
+                context = k[own].view(shape), v[own].view(shape)
             else:
                 context = keys[group.slots], values[group.slots]
-            out[own] = attend(q[own].unflatten(0, shape), *context, group.bias).flatten(0, 1)
+            out[own].view(shape).copy_(attend(q[own].view(shape), *context, group.bias))
         return out
 
 
@@ -77,10 +77,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     k and v are ``[rows, context, kv_heads, head_dim]``. Query heads that share a KV head are
     laid side by side as more queries: without a causal mask this is the same thing.
     """
+    rows, queries, heads, head_dim = q.shape
     kv_heads = k.shape[2]
-    shared = q.shape[2] // kv_heads
-    q = q.unflatten(2, (kv_heads, shared)).permute(0, 2, 3, 1, 4)
+    split = (rows, queries, kv_heads, heads // kv_heads, head_dim)
+    side_by_side = q.view(split).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, head_dim)
     out = F.scaled_dot_product_attention(
-        q.flatten(2, 3), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias
+        side_by_side, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias
     )
-    return out.unflatten(2, (shared, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    out = out.view(rows, kv_heads, -1, queries, head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(q.shape)

@@ -100,23 +100,21 @@ def _alternatives(
 
 def draw(logits: Tensor, positions: Sequence[Position]) -> Tensor:
     """Draw one token per position; logits float32 ``[n, vocab]`` -> int64 ``[n]``."""
-    params = [p.params for p in positions]
-    like = {"device": logits.device, "dtype": torch.float64}
-    temperature = torch.tensor([p.temperature for p in params], **like)
-    probs = (logits.double() / temperature[:, None]).softmax(-1)
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, device=logits.device, dtype=torch.float64)[:, None]
+
+    params, vocab = [p.params for p in positions], logits.shape[1]
+    probs = (logits.double() / column([p.temperature for p in params])).softmax(-1)
     if any(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0 for p in params):
-        vocab = logits.shape[1]
-        probs = truncate(
-            probs,
-            torch.tensor([[p.top_k or vocab] for p in params], device=logits.device),
-            torch.tensor([[p.top_p] for p in params], **like),
-            torch.tensor([[p.min_p] for p in params], **like),
-        )
-    chance = torch.tensor([uniform(p.params.seed, p.offset, p.step) for p in positions], **like)
+        top_k = column([p.top_k or vocab for p in params])
+        top_p, min_p = column([p.top_p for p in params]), column([p.min_p for p in params])
+        probs = truncate(probs, top_k, top_p, min_p)
     cumulative = probs.cumsum(-1)
-    target = chance[:, None] * cumulative[:, -1:]
+    chance = column([uniform(p.params.seed, p.offset, p.step) for p in positions])
     # the first token whose cumulative probability exceeds the target has itself some
-    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp(max=probs.shape[1] - 1)
+    picked = torch.searchsorted(cumulative, chance * cumulative[:, -1:], right=True)
+    return picked[:, 0].clamp(max=vocab - 1)
 
 
 def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def denoising(choices: Sequence[Choice]) -> dict[str, Any]:
         "blocks": sum(report.blocks for report in reports),
         "block_length": request.diffusion.block_tokens,
         "threshold_min": min(minima, default=None),
-        "threshold_mean": sum(m * f for m, f in means) / weight if weight else None,
+        "threshold_mean": round(sum(m * f for m, f in means) / weight, 4) if weight else None,
         "forced_commits": sum(report.forced for report in reports),
         "cache": "exact" if mode is CacheMode.NONE else mode.value,
     }

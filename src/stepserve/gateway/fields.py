@@ -50,7 +50,7 @@ UNSUPPORTED = {
     "modalities": Unsupported((["text"],), "is not supported; output is text"),
     "prediction": Unsupported(),
     "presence_penalty": _PENALTY,
-    "priority": Unsupported((0,), "servers disagree on its sign; use slo.class or slo.weight"),
+    "priority": Unsupported((0,), "servers disagree on its sign; use slo.class"),
     "prompt_logprobs": Unsupported((False,)),
     "repetition_penalty": Unsupported((1.0,), "is not supported; only 1 is accepted"),
     "response_format": Unsupported(({"type": "text"},), 'is not supported beyond {"type": "text"}'),

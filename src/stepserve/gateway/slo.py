@@ -51,6 +51,8 @@ class SLOReader:
         Raises FieldError for an unknown class and for aliases that contradict.
         """
         fields = fields or SLOFields()
+        if fields.weight not in (None, 1.0):
+            raise FieldError("slo.weight", "no policy of this server weighs requests; only 1")
         for name in _WITHOUT_EFFECT:
             if name in headers:
                 self._ignored(name)
@@ -71,7 +73,6 @@ class SLOReader:
             ttft_s=defaults.ttft_s if ttft_s is None else ttft_s,
             tpot_s=defaults.tpot_s if tpot_s is None else tpot_s,
             on_miss=OnMiss(fields.on_miss or OnMiss.DEGRADE),
-            weight=1.0 if fields.weight is None else fields.weight,
         )
 
     def _class(self, asked: str | None, tier: str | None, headers: Mapping[str, str]) -> str:

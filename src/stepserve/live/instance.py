@@ -13,8 +13,8 @@ from stepserve.core.actions import (
     LoadState,
     LocalAction,
     Predict,
+    Report,
     RunBatch,
-    Send,
 )
 from stepserve.core.errors import StepserveError
 from stepserve.core.events import BatchDone, GlobalEvent, LocalEvent, Predicted
@@ -105,8 +105,8 @@ class Instance:
                     action.request, action.progress, action.thresholds
                 )
                 self._handle(Predicted(action.request.id, forecast), None)
-            case Send():
-                self._events.append(action.event)  # type: ignore[arg-type]
+            case Report():
+                self._events.append(action.event)
 
     def _load(self, action: LoadState, delivery: Delivery) -> None:
         """A request that cannot be loaded fails by itself, at its first step."""

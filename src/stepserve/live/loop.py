@@ -147,7 +147,6 @@ class ControlLoop:
 
     def _send(self, action: Send) -> None:
         assert self._transport is not None, "instances announce themselves first"
-        assert action.to is not None, "the global scheduler does not send to itself"
         event = action.event
         if isinstance(event, SegmentPlaced):
             record = self.records[event.request.id]
@@ -155,5 +154,5 @@ class ControlLoop:
             settled = {token.offset: token.token_id for token in record.settled.values()}
             delivery = Delivery(event, record.payload, settled)
         else:
-            delivery = Delivery(event)  # type: ignore[arg-type]
+            delivery = Delivery(event)
         self._transport.deliver(action.to, delivery)

@@ -40,6 +40,7 @@ class _Host(threading.Thread):
             instance = self._build(self.spec, self.incarnation)
             up = InstanceUp(self.spec)
             self._say(InstanceOutput(self.spec.id, self.incarnation, events=(up,)))
+            logger.info("instance %s is up", self.name)
             self._serve(instance)
         except Exception:
             logger.exception("instance %s died", self.name)

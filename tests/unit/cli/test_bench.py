@@ -39,7 +39,8 @@ def test_a_comparison_from_command_line_to_report(stepserve, fake_server, known,
     )
     out, err = capsys.readouterr()
     assert "deadline: 540 ms, 0.6 x the mean of 8 single requests at threshold 0.9, 900 ms" in out
-    assert f"deadline_fit against fixed: accuracy -{100 * wrong:.1f}" in out
+    said = f"deadline_fit against fixed: SLO met +100.0 points, accuracy -{100 * wrong:.1f} points,"
+    assert said in out
     assert err == ""  # no progress bar in a pipe
 
 
@@ -91,7 +92,7 @@ def test_an_idle_server_that_fails_stops_the_benchmark(stepserve, fake_server, c
     fake_server.status = 500
     assert stepserve(*OPTIONS, "--slo-multiple", "2") == 1
     assert "a request to the idle server failed: HTTP 500: no room" in capsys.readouterr().err
-    assert len(fake_server.bodies) == 1
+    assert len(fake_server.bodies) == 2  # the warm-up, and no load after it
 
 
 @pytest.mark.parametrize(

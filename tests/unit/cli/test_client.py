@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepserve.cli.client import Client, Outcome, Reply, SSEDecoder, TextEvent
-from stepserve.core.errors import StepserveError
+from stepserve.core.errors import FieldError, StepserveError
 
 STREAM = (
     ": ping\r\n\r\n"
@@ -161,6 +161,11 @@ def test_an_unreachable_server_is_named(run_virtual):
 
     with pytest.raises(StepserveError, match="cannot reach http://test: refused"):
         model(run_virtual, handler, given="mine")
+
+
+def test_a_malformed_url_names_its_option():
+    with pytest.raises(FieldError, match="--url: Invalid port"):
+        Client("http://host:port")
 
 
 def test_endpoint_decides_path_and_shape(run_virtual, monkeypatch):

@@ -118,11 +118,9 @@ def main(arguments: list[str] | None = None) -> None:
         given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def show_failures(
-    problems: Sequence[Problem], outcomes: Sequence[Outcome], count: int
-) -> None:
+def show_failures(problems: Sequence[Problem], outcomes: Sequence[Outcome], count: int) -> None:
     """Print the first wrong answers next to a valid one."""
-    wrong = [(p, o) for p, o in zip(problems, outcomes) if not o.correct]
+    wrong = [(p, o) for p, o in zip(problems, outcomes, strict=True) if not o.correct]
     for problem, outcome in wrong[:count]:
         print(f"  {problem.prompt}\n    got    {outcome.text}\n    valid  {problem.response}")
 

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from stepserve.engine.bundled.grammar import Node, Pick, Ref, maybe, pattern, pick, sample_text
 
@@ -67,14 +68,14 @@ def lookup(rng: random.Random) -> Problem:
     hops = rng.choices((1, 2, 3, 4, 5, 6), (1, 2, 4, 4, 4, 3))[0]
     names = rng.sample(NAMES, hops + 3)
     path, others = names[: hops + 1], names[hops + 1 :]
-    facts = list(zip(path, path[1:]))
+    facts = list(pairwise(path))
     for source in others[: rng.randint(0, 2)]:
         facts.append((source, rng.choice([n for n in names if n != source])))
     rng.shuffle(facts)
     told = " ".join(f"{a} told {b}." for a, b in facts)
     answer: tuple[Node, ...] = tuple(
         (maybe(0.2, " Then"), f" {a}", pick(told=0.75, called=0.25), f" {b}.")
-        for a, b in zip(path, path[1:])
+        for a, b in pairwise(path)
     )
     answer += (maybe(0.75, " So"), f" {path[-1]}", " is", pick(last=0.8, final=0.2), ".")
     prompt = f"{told} Who is last from {path[0]}?"
@@ -189,7 +190,7 @@ def arithmetic(rng: random.Random) -> Problem:
             tail = maybe(0.2, " left")
         else:
             number, value, verb = 2, value * 2, "doubles"
-        prompt += f" {pronoun} doubles them." if verb == "doubles" else f" {pronoun} {verb} {number}."
+        prompt += f" {pronoun} {verb} {'them' if operation == '*' else number}."
         lead = Pick(((0.8, ""), (0.13, " Now"), (0.07, " Then")))
         answer += (lead, f" {before}{operation}{number}={value}", tail, ".")
     answer += (maybe(0.25, " So"), f" {name} has {value} {things}.")

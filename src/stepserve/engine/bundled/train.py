@@ -130,8 +130,7 @@ class Stream:
         while len(self.pool) < count:
             shares = shares_at(done)
             rows = [
-                make_row(self.tokenizer, self.rng, shares)
-                for _ in range(POOL_BATCHES * MICRO_ROWS)
+                make_row(self.tokenizer, self.rng, shares) for _ in range(POOL_BATCHES * MICRO_ROWS)
             ]
             rows.sort(key=lambda row: row.length)
             groups = [rows[i : i + MICRO_ROWS] for i in range(0, len(rows), MICRO_ROWS)]
@@ -205,7 +204,8 @@ class Worker:
         dist.all_reduce(flat)
         loss_mean, token_sum, done = flat[-3:].tolist()
         flat /= self.settings.processes
-        for weight, part in zip(self.weights, flat.split([w.numel() for w in self.weights] + [3])):
+        parts = flat[:-3].split([weight.numel() for weight in self.weights])
+        for weight, part in zip(self.weights, parts, strict=True):
             weight.grad = part.view_as(weight)
         torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
         for group in self.optimizer.param_groups:

@@ -80,7 +80,7 @@ class Layer(nn.Module):
         self.head_dim = head_dim
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """x is ``[*shape, hidden]``; returns the same shape."""
+        """Map x ``[*shape, hidden]`` to the same shape."""
         normed = self.attn_norm(x)
         heads = (*x.shape[:-1], -1, self.head_dim)
         q = rotate(self.q_proj(normed).view(heads), cos, sin)

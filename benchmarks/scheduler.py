@@ -1,0 +1,133 @@
+"""Microseconds per ``handle()`` of both schedulers at 200 residents.
+
+Two settings: a cluster of 8 instances with 25 residents each (the global scheduler sees 200),
+and one instance that holds all 200 itself. Events are those of a steady run: every request
+that ends is replaced by a new one. The mean over all events is what serving pays; the
+costliest kind is shown too.
+
+    python benchmarks/scheduler.py
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections import defaultdict
+
+from stepserve.control.assemble import assemble_global, assemble_local
+from stepserve.core.actions import Finish, Predict, Report, RunBatch, Send
+from stepserve.core.config import ControlConfig
+from stepserve.core.events import BatchDone, InstanceUp, Predicted, RequestArrived
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.request import SLO, DiffusionOptions, Family, FinishReason, Request
+from stepserve.core.step import StepOutcome
+from stepserve.cost.remaining_steps import PUBLISHED, MeanYield
+from stepserve.cost.step_table import StepProfile, StepTable
+
+PROFILE = StepProfile((32, 512, 1024, 4096, 8192), (0.012, 0.0165, 0.029, 0.126, 0.25), "H100")
+LIMIT_US = 200.0
+
+
+class Run:
+    """Drives schedulers without an engine, timing every ``handle``."""
+
+    def __init__(self, instances: int, residents: int, batching: str, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.config = ControlConfig(batching=batching)
+        self.predictor = MeanYield(PUBLISHED)
+        self.scheduler = assemble_global(self.config, StepTable(PROFILE))
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self.now_s, self.arrived, self.ran = 0.0, 0, 0
+        self.left: dict[RequestId, int] = {}
+        self.done: dict[RequestId, int] = {}
+        self.batches: list[tuple[InstanceId, RunBatch]] = []
+        self.locals = {}
+        for index in range(instances):
+            name = InstanceId(f"i{index:02d}")
+            spec = InstanceSpec(name, 1, 200_000, 16, residents // instances)
+            self.locals[name] = assemble_local(self.config, spec, StepTable(PROFILE))
+            self.to_global(InstanceUp(spec))
+        for _ in range(residents):
+            self.arrive()
+
+    def timed(self, scheduler, event):
+        start = time.perf_counter_ns()
+        actions = scheduler.handle(self.now_s, event)
+        self.times[type(event).__name__].append((time.perf_counter_ns() - start) / 1e3)
+        return actions
+
+    def arrive(self) -> None:
+        self.arrived += 1
+        request = Request(
+            RequestId(str(self.arrived)), Family.DIFFUSION, "m", 1000, 256, self.now_s,
+            SLO(e2e_s=self.rng.uniform(2.0, 20.0)), DiffusionOptions(),
+        )  # fmt: skip
+        self.left[request.id], self.done[request.id] = 256, 0
+        self.to_global(RequestArrived(request))
+
+    def to_global(self, event) -> None:
+        for action in self.timed(self.scheduler, event):
+            match action:
+                case Predict():
+                    self.to_global(Predicted(action.request.id, self.forecast(action)))
+                case Send():
+                    self.to_local(action.to, action.event)
+                case Finish():
+                    self.arrive()
+
+    def forecast(self, action: Predict):
+        return self.predictor.remaining_steps(action.request, action.progress, action.thresholds)
+
+    def to_local(self, name, event) -> None:
+        for action in self.timed(self.locals[name], event):
+            match action:
+                case Report():
+                    self.to_global(action.event)
+                case Predict():
+                    self.to_local(name, Predicted(action.request.id, self.forecast(action)))
+                case RunBatch():
+                    self.batches.append((name, action))
+
+    def step(self) -> None:
+        name, action = self.batches.pop(0)
+        outcomes = []
+        for step in action.batch.steps:
+            inside = 32 - self.done[step.request_id] % 32
+            count = min(self.rng.randint(1, 5), inside)
+            self.done[step.request_id] += count
+            ended = self.done[step.request_id] >= 256
+            reason = FinishReason.LENGTH if ended else None
+            outcomes.append(StepOutcome(step.request_id, count, self.done[step.request_id], reason))
+        self.now_s += 0.02
+        self.ran += 1
+        self.to_local(name, BatchDone(action.batch.id, tuple(outcomes), 0.02))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", type=int, default=400)
+    args = parser.parse_args()
+    print(f"{'setting':42s} {'events':>7s} {'mean us':>8s} {'p99 us':>8s}  costliest kind (median)")
+    for label, instances, batching in (
+        ("8 instances x 25 residents, latency_budget", 8, "latency_budget"),
+        ("8 instances x 25 residents, all_resident", 8, "all_resident"),
+        ("1 instance x 200 residents, latency_budget", 1, "latency_budget"),
+        ("1 instance x 200 residents, all_resident", 1, "all_resident"),
+    ):
+        run = Run(instances, 200, batching, seed=0)
+        run.times.clear()
+        for _ in range(args.batches):
+            run.step()
+        everything = sorted(t for times in run.times.values() for t in times)
+        medians = {kind: statistics.median(times) for kind, times in run.times.items()}
+        kind = max(medians, key=medians.__getitem__)
+        mean, p99 = statistics.mean(everything), everything[int(len(everything) * 0.99)]
+        print(
+            f"{label:42s} {len(everything):7d} {mean:8.1f} {p99:8.1f}  {kind} {medians[kind]:.1f}"
+            f"  ({mean / LIMIT_US:.2f} x the budget of {LIMIT_US:.0f} us)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""A recorded live run, replayed into fresh schedulers, reproduces every action."""
+
+import asyncio
+
+from stepserve.control.assemble import assemble_global, assemble_local
+from stepserve.core.config import ServeConfig
+from stepserve.core.ids import InstanceId
+from stepserve.core.request import SLO, CacheMode, FinishReason
+from stepserve.cost.step_table import StepTable
+from stepserve.live.deploy import step_profile
+from stepserve.live.recording import Recorder
+from support.live_cluster import collect, make_live_request, running_cluster
+
+CONFIG = ServeConfig(instances=2, threads_per_instance=1, kv_pages=64, max_residents=4)
+
+
+async def record_a_run(recorder):
+    """Deadlines, a cancellation and the loss of an instance: every kind of event occurs."""
+    async with running_cluster(CONFIG, recorder) as cluster:
+        lost = []
+
+        def disturb(request):
+            if request.id == "3":
+                cluster.frontend.cancel(request.id, FinishReason.CANCELLED)
+            if request.id == "5" and not lost:
+                lost.append(request.id)
+                cluster.transport.kill(InstanceId("instance-1"))
+
+        jobs = []
+        for index in range(14):
+            slo = SLO(e2e_s=0.5) if index % 2 else SLO()
+            cache = list(CacheMode)[index % 3]
+            request, payload = make_live_request(
+                cluster.frontend, str(index), slo=slo, cache=cache, output=17
+            )
+            jobs.append(collect(cluster.frontend, request, payload, disturb))
+        await asyncio.gather(*jobs)
+        return cluster.specs
+
+
+async def test_replay_reproduces_every_action():
+    recorder = Recorder()
+    specs = {spec.id: spec for spec in await record_a_run(recorder)}
+    profile = step_profile(CONFIG)
+    replayed = 0
+    for (instance, _), entries in recorder.entries.items():
+        if instance is None:
+            scheduler = assemble_global(CONFIG.control, StepTable(profile))
+        else:
+            scheduler = assemble_local(CONFIG.control, specs[instance], StepTable(profile))
+        for entry in entries:
+            assert tuple(scheduler.handle(entry.now_s, entry.event)) == entry.actions
+            replayed += 1
+    assert replayed > 200
+    assert (None, 0) in recorder.entries
+    assert len(recorder.entries) >= 3, "the global scheduler, both instances"

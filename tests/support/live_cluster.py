@@ -1,0 +1,109 @@
+"""A live cluster over a tiny random model, for tests that need no sensible text."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+
+import torch
+
+from stepserve.core.config import ServeConfig
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload, SamplingParams
+from stepserve.core.protocols import RequestEnded, RequestRejected, TokensEmitted
+from stepserve.core.request import (
+    SLO,
+    CacheMode,
+    DiffusionOptions,
+    Family,
+    Request,
+    ThresholdBounds,
+)
+from stepserve.engine.loader import LoadedModel
+from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.live.deploy import build_cluster
+
+VOCABULARY = 64
+
+
+def tiny_model(seed=0):
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        layers=2,
+        heads=2,
+        kv_heads=2,
+        mlp_size=64,
+        max_positions=256,
+        mask_token_id=1,
+        eos_token_id=2,
+    )
+    model = DiffusionTransformer(config).eval()
+    return LoadedModel(model, config, "tiny", (8, 16), 8, 32, (0, 1))
+
+
+def make_live_request(frontend, name, *, output=24, prompt=10, cache=CacheMode.NONE, slo=None):
+    """Pinned threshold, greedy, no early end: the same tokens whatever happens around it."""
+    generator = torch.Generator().manual_seed(int(name))
+    ids = tuple(torch.randint(3, VOCABULARY, (prompt,), generator=generator).tolist())
+    options = DiffusionOptions(ThresholdBounds(0.9, 0.9), block_tokens=8, cache_mode=cache)
+    request = Request(
+        RequestId(name),
+        Family.DIFFUSION,
+        "tiny",
+        prompt,
+        output,
+        frontend.now_s(),
+        slo or SLO(),
+        options,
+    )
+    return request, Payload(ids, SamplingParams(ignore_eos=True))
+
+
+@dataclass
+class Collected:
+    tokens: list = field(default_factory=list)
+    end: RequestEnded | RequestRejected | None = None
+
+
+async def collect(frontend, request, payload, on_tokens=None):
+    """Serve one request to its end; offsets must come in order, each once."""
+    collected = Collected()
+    async for update in frontend.submit(request, payload):
+        if isinstance(update, TokensEmitted):
+            for token in update.tokens:
+                assert token.offset == len(collected.tokens), "emitted once, in order"
+                collected.tokens.append(token.token_id)
+            if on_tokens is not None:
+                on_tokens(request)
+        else:
+            assert collected.end is None, "one end"
+            collected.end = update
+    assert collected.end is not None
+    return collected
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(config=None, recorder=None, loaded=None):
+    config = config or ServeConfig(
+        instances=2, threads_per_instance=1, kv_pages=64, max_residents=8
+    )
+    cluster = build_cluster(config, loaded or tiny_model(), recorder)
+    cluster.start()
+    try:
+        while not cluster.frontend.ready():
+            await asyncio.sleep(0)
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+def assert_at_rest(cluster):
+    """Nothing is left of any request."""
+    scheduler = cluster.loop.scheduler
+    assert not cluster.loop.records
+    assert not scheduler.ledger.requests
+    assert scheduler.queued == 0
+    for instance in scheduler.ledger.instances.values():
+        assert instance.pages.free == instance.pages.capacity
+        assert not instance.placed
