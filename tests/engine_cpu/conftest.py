@@ -42,16 +42,21 @@ def _loaded(model, config):
 
 @pytest.fixture(scope="session")
 def tiny():
-    """Build a random model; its confidences spread over (0, 1)."""
+    """Build a random model whose tokens differ by position and context.
 
-    def build(seed=0, sharpness=6.0, **changes):
+    ``sharpness`` spreads its confidences over (0, 1).
+    """
+
+    def build(seed=0, sharpness=1.5, **changes):
         torch.manual_seed(seed)
         config = _config(**changes)
         model = DiffusionTransformer(config).eval().requires_grad_(False)
+        for name, weight in model.named_parameters():
+            if not name.endswith("norm.weight"):
+                weight.normal_(std=0.4)
+        if not config.tie_embeddings:
+            model.embed.weight.mul_(0.3)
         model.head.weight.mul_(sharpness)
-        if config.qkv_bias:
-            for layer in model.layers:
-                layer.k_proj.bias.normal_()
         return _loaded(model, config)
 
     return build

@@ -1,8 +1,11 @@
 """``/v1/completions`` through the official client and as raw HTTP."""
 
 import asyncio
+import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.scripted import (
     BOS,
@@ -44,11 +47,11 @@ async def test_stream_equals_whole_answer():
     assert whole.object == "text_completion"
 
 
-@pytest.mark.parametrize("stop", ["o 🙂", ["xyz", "lo"], "l"])
-async def test_stop_string_over_steps(stop):
+@pytest.mark.parametrize(
+    ("stop", "first"), [("o 🙂", "o 🙂"), (["xyz", "lo"], "lo"), ("l", "l"), (["x" * 99, "l"], "l")]
+)
+async def test_stop_string_over_steps(stop, first):
     """Faults 34, 38: hidden in both forms, the rest is cancelled and not billed."""
-    expected = {"o 🙂": "hell", "l": "he"}.get(str(stop), "hel")
-    first = stop if isinstance(stop, str) else "lo"
     gateway = Gateway([*HELLO, [7] * 5, [7] * 5])
     async with gateway.openai() as client:
         whole = await client.completions.create(model="tiny", prompt="ab", stop=stop)
@@ -56,12 +59,36 @@ async def test_stop_string_over_steps(stop):
             client, stop=stop, stream_options={"include_usage": True}
         )
     assert whole.choices[0].text == texts[0] == "hello 🙂".partition(first)[0]
-    assert expected == texts[0]
     assert whole.choices[0].stop_reason == first
     assert reasons == {0: "stop"}
     assert whole.usage.completion_tokens == usage.completion_tokens
     assert set(gateway.frontend.cancels.values()) == {"stop"}
     assert len(gateway.frontend.cancels) == 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.text(alphabet="ab☃🙂", min_size=1, max_size=12),
+    st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    st.lists(st.text(alphabet="ab☃", min_size=1, max_size=3), max_size=3),
+)
+async def test_any_chunking_streams_the_whole_answer(text, sizes, stops):
+    """Faults 34, 37, 38 through HTTP: text, end and usage are the same in both forms."""
+    ids, script = [*byte_ids(text), EOS], []
+    for size in [*sizes, *[1] * len(ids)]:
+        if ids:
+            script.append(ids[:size])
+            ids = ids[size:]
+    gateway = Gateway(script)
+    whole = (await gateway.complete(stop=stops)).json()
+    events = stream_events(
+        await gateway.complete(stop=stops, stream=True, stream_options={"include_usage": True})
+    )
+    *chunks, last = events
+    assert "".join(c["choices"][0]["text"] for c in chunks) == whole["choices"][0]["text"]
+    for name in ("finish_reason", "stop_reason"):
+        assert chunks[-1]["choices"][0][name] == whole["choices"][0][name]
+    assert last["usage"] == whole["usage"]
 
 
 async def test_stop_in_the_middle_of_a_step_bills_up_to_it():
@@ -198,6 +225,14 @@ async def test_logprobs():
     events = stream_events(await gateway.complete(logprobs=2, stream=True))
     assert events[0]["choices"][0]["logprobs"] == whole
     assert (await gateway.complete()).json()["choices"][0]["logprobs"] is None
+
+
+async def test_a_token_ruled_out_has_a_finite_logprob():
+    """JSON has no infinity."""
+    a, b = byte_ids("ab")
+    gateway = Gateway([[SettledToken(0, a, 0.0, ((a, 0.0), (b, -math.inf)))]])
+    choice = (await gateway.complete(logprobs=2)).json()["choices"][0]
+    assert choice["logprobs"]["top_logprobs"] == [{"a": 0.0, "b": -9999.0}]
 
 
 @pytest.mark.parametrize("prompt", ["hello", list(TOKENIZER.encode("hello"))])

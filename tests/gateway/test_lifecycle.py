@@ -112,6 +112,16 @@ async def test_hang_up_while_queued(stream):
     assert gateway.observer.ends == [("cancelled", 0)]
 
 
+async def test_hang_up_before_work_began():
+    """Fault 56: a request whose client is gone already is never submitted."""
+    gateway = Gateway([byte_ids("hello")])
+    call = RawCall(gateway.app, "/v1/completions", {"prompt": "ab"})
+    call.hang_up()
+    await call.task
+    assert gateway.frontend.submitted == []
+    assert gateway.observer.ends == []
+
+
 async def test_a_stream_shows_text_as_it_comes_and_pings_in_silence():
     gate = asyncio.Event()
     gateway = Gateway([byte_ids("hel"), gate, byte_ids("lo"), [EOS]], ping_s=0.001)

@@ -45,6 +45,8 @@ from stepserve.core.request import (
     Request,
     ThresholdBounds,
 )
+from stepserve.core.resident import Resident
+from stepserve.core.segment import Segment
 from stepserve.core.step import StepKind, StepOutcome
 from stepserve.cost.remaining_steps import MeanYield, Yields
 from stepserve.cost.step_table import StepProfile, StepTable
@@ -81,6 +83,20 @@ def make_request(
         arrival_s,
         SLO(e2e_s=e2e_s, on_miss=on_miss),
         DiffusionOptions(ThresholdBounds(preferred, floor), block, cache, refresh),
+    )
+
+
+def make_resident(program, request, progress, forecast):
+    """A request as an instance holds it, right after it joined."""
+    return Resident(
+        request=request,
+        segment=Segment(request.id, 0, progress.settled, None, InstanceId("i0"), 1),
+        progress=progress,
+        forecast=forecast,
+        full_tokens=program.full_tokens(request),
+        light_tokens=program.light_tokens(request),
+        heavy_left=program.heavy_left(request, progress, forecast.output_tokens),
+        forecast_settled=progress.settled,
     )
 
 

@@ -267,7 +267,7 @@ def print_report(result: Result, out: Console) -> None:
         )
     for name, run in result.runs.items():
         if run.summary.client_lag_p99_s > LAG_WARNING_S:
-            out.print(f"{name}: the client fell behind its schedule (see lag): lower the rate")
+            out.print(f"{name}: the client fell behind its schedule; its machine is too busy")
         errors = [s.record.reply for s in run.scored if not s.completed]
         for outcome in (Outcome.REJECTED, Outcome.FAILED):
             said = next((reply.error for reply in errors if reply.outcome is outcome), None)

@@ -45,7 +45,7 @@ async def _converse(args: argparse.Namespace) -> int:
         model = await client.model(args.model)
         while question := args.question or _next_question():
             messages.append({"role": "user", "content": question})
-            reply = await client.ask(client.body(model, messages, **_fields(args)), _show)
+            reply = await client.ask(client.body(model, messages, _fields(args)), _show)
             print()
             if reply.outcome is not Outcome.COMPLETED:
                 raise StepserveError(f"{reply.outcome}: {reply.error}")

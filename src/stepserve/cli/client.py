@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -154,8 +154,10 @@ class Client:
                 "server? Give --model if it lists none."
             ) from error
 
-    def body(self, model: str, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
-        """A streaming request body; on the completions endpoint the messages' text is joined."""
+    def body(
+        self, model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """A streaming request body under ``fields``; for completions, the messages' text."""
         asked: dict[str, Any] = (
             {"messages": messages}
             if self._chat

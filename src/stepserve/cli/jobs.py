@@ -9,8 +9,8 @@ from stepserve.core.errors import FieldError
 from stepserve.engine.bundled.tasks import Problem, correct, sample
 from stepserve.sim.workload import Arrival
 
-LONGEST_ANSWER_TOKENS = 128
-"""Output limit for bundled problems: the largest canvas that the bundled model was trained on."""
+BUNDLED_MAX_TOKENS = 96
+"""Output limit for bundled problems: the bundled model's own; right answers are under 60."""
 
 _TOKEN = re.compile(r"[A-Za-z]+|\d|[^\sA-Za-z\d]")
 """A token of the bundled model; about a token of any other."""
@@ -34,7 +34,7 @@ def bundled_jobs(count: int, seed: int, max_tokens: int | None) -> list[Job]:
     """Held-out problems of the bundled model's tasks, in their published mix."""
     rng = random.Random(seed)
     problems = [sample(rng, evaluation=True) for _ in range(count)]
-    limit = LONGEST_ANSWER_TOKENS if max_tokens is None else max_tokens
+    limit = BUNDLED_MAX_TOKENS if max_tokens is None else max_tokens
     return [Job(p.prompt, limit, len(_TOKEN.findall(p.response)), p) for p in problems]
 
 

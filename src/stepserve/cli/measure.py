@@ -100,7 +100,7 @@ async def measure(config: BenchConfig, plan: Plan, client: Client, stage: Stage)
 
     def sender(bodies: Sequence[Body], jobs: Sequence[Job]) -> Callable[[int], Awaitable[Reply]]:
         ready = [
-            client.body(model, [{"role": "user", "content": job.prompt}], **body)
+            client.body(model, [{"role": "user", "content": job.prompt}], body)
             for job, body in zip(jobs, bodies, strict=True)
         ]
         return lambda index: client.ask(ready[index])

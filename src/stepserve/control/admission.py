@@ -27,8 +27,8 @@ def completion_s(
     Infinite when there is no instance.
     """
     steps = forecast.remaining(len(forecast.steps) - 1, progress.steps)
-    heavy = program.heavy_steps_left(request, progress, steps, forecast.output_tokens)
-    share = heavy / steps
+    heavy = program.heavy_left(request, progress, forecast.output_tokens)
+    share = min(1.0, heavy / steps)
     mean_tokens = share * program.full_tokens(request)
     mean_tokens += (1.0 - share) * program.light_tokens(request)
 

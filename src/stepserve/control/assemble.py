@@ -37,8 +37,8 @@ def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -
     return LocalScheduler(
         spec,
         program,
-        _batching(config, program, cost),
-        _threshold(config, program),
+        _batching(config, cost),
+        _threshold(config),
         cost,
         config.predict_every_tokens,
     )
@@ -53,13 +53,12 @@ def _placement(config: ControlConfig, program: StepProgram, cost: CostModel) -> 
     raise _unknown("placement", config.placement, "least_loaded, step_completion")
 
 
-def _batching(config: ControlConfig, program: StepProgram, cost: CostModel) -> BatchingPolicy:
+def _batching(config: ControlConfig, cost: CostModel) -> BatchingPolicy:
     match config.batching:
         case "all_resident":
-            return AllResident(program, cost)
+            return AllResident(cost)
         case "latency_budget":
             return LatencyBudget(
-                program,
                 cost,
                 margin=config.margin,
                 heavy_tokens=config.heavy_tokens,
@@ -68,12 +67,12 @@ def _batching(config: ControlConfig, program: StepProgram, cost: CostModel) -> B
     raise _unknown("batching", config.batching, "all_resident, latency_budget")
 
 
-def _threshold(config: ControlConfig, program: StepProgram) -> ThresholdPolicy:
+def _threshold(config: ControlConfig) -> ThresholdPolicy:
     match config.threshold:
         case "fixed":
             return FixedThreshold()
         case "deadline_fit":
-            return DeadlineFit(program, config.margin)
+            return DeadlineFit(config.margin)
     raise _unknown("threshold", config.threshold, "fixed, deadline_fit")
 
 

@@ -62,14 +62,17 @@ class LocalScheduler:
         return actions + self._start_batch(now_s)
 
     def _join(self, event: SegmentPlaced) -> list[LocalAction]:
-        request = event.request
-        pages = pages_for(self._program.kv_tokens(request), self.spec.page_tokens)
+        request, program = event.request, self._program
+        pages = pages_for(program.kv_tokens(request), self.spec.page_tokens)
         self.pages.reserve(request.id, pages)
         self.residents[request.id] = Resident(
             request=request,
             segment=event.segment,
             progress=event.progress,
             forecast=event.forecast,
+            full_tokens=program.full_tokens(request),
+            light_tokens=program.light_tokens(request),
+            heavy_left=program.heavy_left(request, event.progress, event.forecast.output_tokens),
             forecast_settled=event.progress.settled,
         )
         why = f"epoch {event.segment.epoch}, {pages} pages, {self.pages.free} left"
@@ -88,6 +91,7 @@ class LocalScheduler:
         resident = self.residents.get(event.request_id)
         if resident is not None and event.forecast.at_steps >= resident.forecast.at_steps:
             resident.forecast = event.forecast
+            self._count_heavy(resident)
         return []
 
     def _settle(self, now_s: float, event: BatchDone) -> list[LocalAction]:
@@ -108,6 +112,7 @@ class LocalScheduler:
         progress = self._program.advance(request, resident.progress, outcome)
         resident.progress = progress
         resident.has_state = True
+        self._count_heavy(resident)
         if outcome.error is not None:
             return self._end(resident, SegmentEnd.FAILED, outcome.error)
         if progress.finished is not None:
@@ -118,6 +123,12 @@ class LocalScheduler:
             resident.forecast_settled = progress.settled
             return [Predict(request, progress, resident.forecast.thresholds, "forecast is old")]
         return []
+
+    def _count_heavy(self, resident: Resident) -> None:
+        output_tokens = resident.forecast.output_tokens
+        resident.heavy_left = self._program.heavy_left(
+            resident.request, resident.progress, output_tokens
+        )
 
     def _end(self, resident: Resident, end: SegmentEnd, error: str | None) -> list[LocalAction]:
         request_id = resident.request.id

@@ -31,10 +31,11 @@ class StepProgram(Protocol):
         """The step that is due. Without state on the instance it must rebuild it (heavy)."""
         ...
 
-    def heavy_steps_left(
-        self, request: Request, progress: Progress, steps_left: float, output_tokens: float
-    ) -> float:
-        """How many of ``steps_left`` are heavy, if the output ends at ``output_tokens``."""
+    def heavy_left(self, request: Request, progress: Progress, output_tokens: float) -> float:
+        """Heavy steps still to come if the output ends at ``output_tokens``.
+
+        An upper bound: no more of them than steps. Infinite if all steps are heavy.
+        """
         ...
 
     def light_tokens(self, request: Request) -> int:

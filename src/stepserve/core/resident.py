@@ -12,13 +12,17 @@ class Resident:
     """The local scheduler's record of one request it holds.
 
     Only the local scheduler writes it; policies read it. Not frozen: it is the one value
-    that changes at every step of every request.
+    that changes at every step of every request. ``full_tokens``, ``light_tokens`` and
+    ``heavy_left`` are the step program's answers, kept because policies ask at every step.
     """
 
     request: Request
     segment: Segment
     progress: Progress
     forecast: StepForecast
+    full_tokens: int
+    light_tokens: int
+    heavy_left: float
     forecast_settled: int  # tokens settled when the forecast was asked for
     has_state: bool = False  # keys and values exist on this instance
     skipped: int = 0  # batches composed without it since it last ran

@@ -4,7 +4,7 @@ Clients send many of these with the value that means "off"; that is accepted. An
 is refused by name, since a field that is accepted must change something.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +79,24 @@ def check_extra_fields(body: BaseModel, strict: bool) -> tuple[str, ...]:
     ignored = []
     for path, name, value in _extra_fields(body, ""):
         unsupported = UNSUPPORTED.get(name)
-        if unsupported is None:
-            if strict:
-                raise FieldError(path, "unknown field")
+        if value is None:
+            continue
+        if unsupported is not None:
+            if not any(_same(value, neutral) for neutral in unsupported.neutral):
+                raise FieldError(path, unsupported.reason)
+        elif strict:
+            raise FieldError(path, "unknown field")
+        else:
             ignored.append(path)
-        elif value is not None and not any(_same(value, other) for other in unsupported.neutral):
-            raise FieldError(path, unsupported.reason)
     return tuple(sorted(ignored))
+
+
+def ignored_fields_header(names: tuple[str, ...]) -> Mapping[str, str]:
+    """The warning that fields had no effect; names that are no identifiers show as ``?``."""
+    if not names:
+        return {}
+    safe = [name if name.isascii() and name.isprintable() else "?" for name in names[:32]]
+    return {"x-stepserve-ignored-fields": ", ".join(safe)[:1024]}
 
 
 def _extra_fields(model: BaseModel, prefix: str) -> Iterator[tuple[str, str, Any]]:

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from starlette.types import Receive
+
 from stepserve.core.protocols import (
     Frontend,
     RequestEnded,
@@ -38,7 +40,6 @@ class Choice:
         self.sample = sample
         self.text = ChoiceText(tokenizer.token_bytes, sample.rules)
         self.events: list[TextEvent] = []
-        self.forwards = 0
         self.report: RequestReport | None = None
         self.failure: APIError | None = None
         self.cancelled: FinishReason | None = None
@@ -61,9 +62,12 @@ class News:
 class Generation:
     """All samples of one HTTP request.
 
-    Each sample is read by a task of its own until the frontend says that it ended, also
-    after the client has left: ``close`` only asks for an end. So every started sample is
-    observed to end, exactly once.
+    Each sample is read by a task of its own until the frontend says that it ended, also after
+    the client has left: ``close`` only asks for an end. So every started sample is observed to
+    end, exactly once. The tasks are kept in ``readers`` while they run.
+
+    ``receive`` is the request's ASGI channel, with the body already read: all that can still
+    come is the news that the client has left, streaming or not.
     """
 
     def __init__(
@@ -72,14 +76,19 @@ class Generation:
         frontend: Frontend,
         tokenizer: TextTokenizer,
         observer: Observer,
+        receive: Receive,
+        readers: set["asyncio.Task[None]"],
     ) -> None:
         self.choices = [Choice(sample, tokenizer) for sample in samples]
         self._frontend = frontend
         self._observer = observer
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._running = len(self.choices)
-        self._tasks = {asyncio.create_task(self._read(choice)) for choice in self.choices}
-        _keep(self._tasks)
+        self._watcher = asyncio.create_task(self._watch(receive))
+        for choice in self.choices:
+            reader = asyncio.create_task(self._read(choice))
+            readers.add(reader)
+            reader.add_done_callback(readers.discard)
 
     @property
     def over(self) -> bool:
@@ -102,7 +111,16 @@ class Generation:
         return news
 
     def close(self) -> None:
-        """Stop what is still running; for a client that left, and harmless otherwise."""
+        """Stop what is still running. Call once the reply is over, for whatever reason."""
+        self._watcher.cancel()
+        self._cancel_all()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
         for choice in self.choices:
             if not choice.over:
                 self._cancel(choice, FinishReason.CANCELLED)
@@ -142,7 +160,6 @@ class Generation:
 
     def _take_tokens(self, choice: Choice, update: TokensEmitted) -> None:
         delta = choice.text.feed(update.tokens)
-        choice.forwards = update.forwards
         if not delta.tokens:
             return
         gap_s = update.at_s - choice.events[-1].at_s if choice.events else None
@@ -186,13 +203,3 @@ class Generation:
 
 def _client_left() -> APIError:
     return APIError(499, "the client closed the connection")
-
-
-_ALIVE: set["asyncio.Task[None]"] = set()
-"""Readers outlive their HTTP request; the event loop itself keeps only weak references."""
-
-
-def _keep(tasks: set["asyncio.Task[None]"]) -> None:
-    for task in tasks:
-        _ALIVE.add(task)
-        task.add_done_callback(_ALIVE.discard)

@@ -85,9 +85,10 @@ class CompletionShape:
         self._offsets[choice.sample.index] = offset
         return {
             "tokens": names,
-            "token_logprobs": [token.logprob for token in tokens],
+            "token_logprobs": [_score(token.logprob) for token in tokens],
             "top_logprobs": [
-                {self._tokenizer.token_name(i): value for i, value in token.top} for token in tokens
+                {self._tokenizer.token_name(i): _score(value) for i, value in token.top}
+                for token in tokens
             ],
             "text_offset": offsets,
         }
@@ -145,7 +146,12 @@ class ChatShape:
     def _token(self, token_id: int, logprob: float | None) -> Json:
         name = self._tokenizer.token_name(token_id)
         data = list(self._tokenizer.token_bytes(token_id))
-        return {"token": name, "logprob": logprob, "bytes": data}
+        return {"token": name, "logprob": _score(logprob), "bytes": data}
+
+
+def _score(logprob: float | None) -> float | None:
+    """JSON has no infinity: a token that was ruled out shows as -9999, as in vLLM."""
+    return None if logprob is None else max(logprob, -9999.0)
 
 
 def _finish(choice: Choice, ended: bool) -> Json:

@@ -17,7 +17,7 @@ from stepserve.core.request import SLO
 from stepserve.gateway import accounting
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError
-from stepserve.gateway.fields import check_extra_fields
+from stepserve.gateway.fields import check_extra_fields, ignored_fields_header
 from stepserve.gateway.generation import Generation, News
 from stepserve.gateway.replies import ChatShape, CompletionShape, Json, Reply, Shape
 from stepserve.gateway.schemas import (
@@ -28,7 +28,7 @@ from stepserve.gateway.schemas import (
 )
 from stepserve.gateway.slo import SLOReader
 from stepserve.gateway.tokenizer import TextTokenizer
-from stepserve.gateway.translate import Sample, Translator, ignored_fields_header
+from stepserve.gateway.translate import Sample, Translator
 
 _LOG = logging.getLogger(__name__)
 # Proxies would otherwise collect a stream, or keep it.
@@ -56,6 +56,7 @@ class GenerationService:
         self._observer = observer
         self._unix_time = unix_time
         self._ping_s = ping_s
+        self._readers: set[asyncio.Task[None]] = set()
         # Long prompts must not hold up the event loop. One thread: requests stay in order.
         self._translation = ThreadPoolExecutor(1, thread_name_prefix="translate")
 
@@ -101,31 +102,25 @@ class GenerationService:
         )
         loop = asyncio.get_running_loop()
         samples = await loop.run_in_executor(self._translation, translate, slo, reply.id, arrival_s)
-        generation = Generation(samples, self._frontend, self._tokenizer, self._observer)
-        watcher = asyncio.create_task(_close_on_disconnect(http, generation))
+        generation = Generation(
+            samples, self._frontend, self._tokenizer, self._observer, http.receive, self._readers
+        )
         headers = ignored_fields_header(ignored)
+        if not body.stream:
+            return await _whole(reply, generation, headers)
         try:
-            if not body.stream:
-                return await _whole(reply, generation, headers)
             # A refusal is the first update: it must be known before the status is sent.
             first = await generation.next(self._ping_s)
         except BaseException:
             generation.close()
             raise
-        finally:
-            if not body.stream:
-                watcher.cancel()
-        events = self._events(reply, generation, first, watcher)
+        events = self._events(reply, generation, first)
         return StreamingResponse(
             events, media_type="text/event-stream", headers={**headers, **_UNBUFFERED}
         )
 
     async def _events(
-        self,
-        reply: Reply,
-        generation: Generation,
-        first: News | None,
-        watcher: "asyncio.Task[None]",
+        self, reply: Reply, generation: Generation, first: News | None
     ) -> AsyncIterator[str]:
         """Server-sent events; a failure is one event with the error, and the end."""
         choices = generation.choices
@@ -150,20 +145,16 @@ class GenerationService:
             yield _event(APIError(500, "internal error").body())
         finally:
             generation.close()
-            watcher.cancel()
 
 
 async def _whole(reply: Reply, generation: Generation, headers: Mapping[str, str]) -> Response:
-    while not generation.over:
-        await generation.next()
+    try:
+        while not generation.over:
+            await generation.next()
+    finally:
+        generation.close()
     status = {"x-slo-status": accounting.slo_status(generation.choices)}
     return JSONResponse(reply.whole(generation.choices), headers={**headers, **status})
-
-
-async def _close_on_disconnect(http: Request, generation: Generation) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
-    generation.close()
 
 
 def _event(value: Json) -> str:

@@ -1,7 +1,6 @@
 """From request bodies to the values the control plane works on."""
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stepserve.core.errors import FieldError
@@ -276,14 +275,6 @@ class Translator:
             known = ", ".join(map(str, self.card.block_lengths))
             raise FieldError("dlm.block_length", f"this model supports {known}")
         return fields.block_length
-
-
-def ignored_fields_header(names: tuple[str, ...]) -> Mapping[str, str]:
-    """The warning that fields had no effect; names that are no identifiers show as ``?``."""
-    if not names:
-        return {}
-    safe = [name if name.isascii() and name.isprintable() else "?" for name in names[:32]]
-    return {"x-stepserve-ignored-fields": ", ".join(safe)[:1024]}
 
 
 def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:

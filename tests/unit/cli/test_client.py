@@ -94,7 +94,7 @@ def streaming(*pieces):
 def ask(run_virtual, handler, **options):
     async def go():
         async with client(handler, **options) as server:
-            return await server.ask(server.body("m", [{"role": "user", "content": "?"}]))
+            return await server.ask(server.body("m", [{"role": "user", "content": "?"}], {}))
 
     return run_virtual(go())
 
@@ -166,6 +166,12 @@ def test_an_unreachable_server_is_named(run_virtual):
 def test_a_malformed_url_names_its_option():
     with pytest.raises(FieldError, match="--url: Invalid port"):
         Client("http://host:port")
+
+
+def test_given_fields_replace_the_standard_ones():
+    fields = {"model": "other", "stream_options": {"include_usage": True}}
+    body = Client("http://test").body("m", [], fields)
+    assert body == {"messages": [], "stream": True, **fields}
 
 
 def test_endpoint_decides_path_and_shape(run_virtual, monkeypatch):

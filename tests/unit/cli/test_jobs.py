@@ -14,7 +14,7 @@ def test_bundled_problems_are_held_out_seeded_and_scored():
     for job in jobs:
         assert job.correct(job.problem.response)
         assert job.correct("I do not know.") is False
-        assert 1 <= job.expected_tokens <= job.max_tokens == 128
+        assert 1 <= job.expected_tokens <= job.max_tokens == 96
 
 
 def test_text_has_the_length_of_the_arrival_or_the_one_given():

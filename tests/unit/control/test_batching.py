@@ -4,11 +4,8 @@ from stepserve.control.batching.all_resident import AllResident
 from stepserve.control.batching.latency_budget import LatencyBudget
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.forecast import StepForecast
-from stepserve.core.ids import InstanceId
 from stepserve.core.request import Progress
-from stepserve.core.resident import Resident
-from stepserve.core.segment import Segment
-from support.toy_world import make_request, make_spec
+from support.toy_world import make_request, make_resident, make_spec
 
 SPEC = make_spec()
 PROGRAM = DiffusionProgram()
@@ -26,15 +23,14 @@ class PerToken:
 
 def budget(**options):
     settings = {"margin": 1.0, "heavy_tokens": 1000, "starvation_batches": 3} | options
-    return LatencyBudget(PROGRAM, PerToken(), **settings)
+    return LatencyBudget(PerToken(), **settings)
 
 
 def candidate(name, settled=0, *, steps_left=10.0, skipped=0, **options):
     """prompt 20, output 48 in blocks of 16: a heavy step is 68 tokens, a light one 16."""
     request = make_request(name, **options)
-    segment = Segment(request.id, 0, 20, None, InstanceId("i0"), 1)
     forecast = StepForecast((0.9, 0.5), (steps_left, steps_left), 48.0)
-    resident = Resident(request, segment, Progress(settled=20 + settled), forecast, 20)
+    resident = make_resident(PROGRAM, request, Progress(settled=20 + settled), forecast)
     resident.has_state, resident.skipped = settled > 0, skipped
     step = PROGRAM.next_step(request, resident.progress, resident.has_state, 0.9)
     return resident, step
@@ -46,7 +42,7 @@ def names(steps):
 
 def test_all_resident_runs_everybody():
     rows = [candidate("a"), candidate("b", 5), candidate("c")]
-    assert names(AllResident(PROGRAM, PerToken()).compose(rows, SPEC, 0.0)) == ["a", "b", "c"]
+    assert names(AllResident(PerToken()).compose(rows, SPEC, 0.0)) == ["a", "b", "c"]
 
 
 def test_light_steps_always_run_and_heavy_ones_fill_the_allowance():
@@ -83,7 +79,7 @@ def test_a_batch_is_never_empty():
     assert names(budget(heavy_tokens=1).compose([big], SPEC, 0.0)) == ["a"]
 
 
-@pytest.mark.parametrize("policy", [AllResident(PROGRAM, PerToken()), budget()])
+@pytest.mark.parametrize("policy", [AllResident(PerToken()), budget()])
 def test_more_residents_never_quicken_the_pace(policy):
     residents = [candidate(str(i), i)[0] for i in range(6)]
     paces = [policy.pace(residents[: n + 1], SPEC) for n in range(6)]

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from stepserve.control.programs.diffusion import DiffusionProgram
@@ -59,17 +61,15 @@ def test_canvas_is_whole_blocks_and_kv_follows_the_cache_mode():
         (33, 2, 48.0, 0),
     ],
 )
-def test_heavy_steps_left_counts_refreshes_not_yet_begun(settled, refresh, output_tokens, left):
+def test_heavy_left_counts_refreshes_not_yet_begun(settled, refresh, output_tokens, left):
     request = make_request(prompt=20, output=48, refresh=refresh)
     progress = Progress(settled=20 + settled)
-    assert PROGRAM.heavy_steps_left(request, progress, 100.0, output_tokens) == left
+    assert PROGRAM.heavy_left(request, progress, output_tokens) == left
 
 
-def test_heavy_steps_left_never_exceeds_the_steps_left():
-    request = make_request(output=48)
-    assert PROGRAM.heavy_steps_left(request, Progress(settled=20), 1.5, 48.0) == 1.5
+def test_without_a_cache_every_step_left_is_heavy():
     uncached = make_request(cache=CacheMode.NONE)
-    assert PROGRAM.heavy_steps_left(uncached, Progress(settled=20), 7.0, 48.0) == 7.0
+    assert PROGRAM.heavy_left(uncached, Progress(settled=20), 48.0) == math.inf
 
 
 def test_advance_counts_a_step_and_keeps_the_last_confidence():

@@ -7,20 +7,18 @@ from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.control.threshold.deadline_fit import DeadlineFit
 from stepserve.control.threshold.fixed import FixedThreshold
 from stepserve.core.forecast import StepForecast
-from stepserve.core.ids import InstanceId
 from stepserve.core.request import OnMiss, Progress
-from stepserve.core.resident import Resident, StepPace
-from stepserve.core.segment import Segment
-from support.toy_world import make_request
+from stepserve.core.resident import StepPace
+from support.toy_world import make_request, make_resident
 
-POLICY = DeadlineFit(DiffusionProgram(), margin=0.9)
+PROGRAM = DiffusionProgram()
+POLICY = DeadlineFit(margin=0.9)
 FORECAST = StepForecast((0.9, 0.7, 0.5), (30.0, 20.0, 10.0), output_tokens=48.0)
 
 
 def resident(forecast=FORECAST, steps=0, **options):
     request = make_request(prompt=20, **options)
-    segment = Segment(request.id, 0, 20, None, InstanceId("i0"), 1)
-    return Resident(request, segment, Progress(settled=20, steps=steps), forecast, 20)
+    return make_resident(PROGRAM, request, Progress(settled=20, steps=steps), forecast)
 
 
 def test_worked_example():

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel, StepProgram
+from stepserve.core.protocols import CostModel
 from stepserve.core.resident import Resident, StepPace
 from stepserve.core.step import Step, StepKind
 
@@ -11,16 +11,15 @@ from stepserve.core.step import Step, StepKind
 class AllResident:
     """Recompute and cached steps mixed in one batch, however long it takes."""
 
-    def __init__(self, program: StepProgram, cost: CostModel) -> None:
-        self._program = program
+    def __init__(self, cost: CostModel) -> None:
         self._cost = cost
 
     def pace(self, residents: Sequence[Resident], spec: InstanceSpec) -> StepPace:
         """``time_left`` of B6: all recompute together, all run cached steps together."""
         if not residents:
             return StepPace(0.0, 0.0)
-        heavy = sum(self._program.full_tokens(r.request) for r in residents)
-        light = sum(self._program.light_tokens(r.request) for r in residents)
+        heavy = sum(r.full_tokens for r in residents)
+        light = sum(r.light_tokens for r in residents)
         anyone = residents[0].request.id
         return StepPace(
             self._cost.step_time_s((Step(anyone, StepKind.RECOMPUTE, heavy, heavy),), spec),

@@ -5,11 +5,12 @@ cached step is nearly free to batch, a recompute step is compute bound, and in t
 batching one recompute delays every neighbour.
 """
 
+import math
 from collections.abc import Sequence
 
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel, StepProgram
+from stepserve.core.protocols import CostModel
 from stepserve.core.resident import Resident, StepPace
 from stepserve.core.step import Step, StepKind
 
@@ -23,15 +24,8 @@ class LatencyBudget:
     """
 
     def __init__(
-        self,
-        program: StepProgram,
-        cost: CostModel,
-        *,
-        margin: float,
-        heavy_tokens: int,
-        starvation_batches: int,
+        self, cost: CostModel, *, margin: float, heavy_tokens: int, starvation_batches: int
     ) -> None:
-        self._program = program
         self._cost = cost
         self._margin = margin
         self._heavy_tokens = heavy_tokens
@@ -45,43 +39,38 @@ class LatencyBudget:
         """
         if not residents:
             return StepPace(0.0, 0.0)
-        expected = light_sum = heaviest = 0.0
+        expected, light_sum, heaviest = 0.0, 0, 0
         for resident in residents:
-            request, progress, forecast = resident.request, resident.progress, resident.forecast
-            steps = forecast.remaining(0, progress.steps)
-            heavy = self._program.heavy_steps_left(request, progress, steps, forecast.output_tokens)
-            share = heavy / steps
-            full = self._program.full_tokens(request)
-            light = self._program.light_tokens(request)
+            full, light = resident.full_tokens, resident.light_tokens
+            steps = resident.forecast.remaining(0, resident.progress.steps)
+            share = min(1.0, resident.heavy_left / steps)
             expected += share * full + (1.0 - share) * light
             light_sum += light
             heaviest = max(heaviest, full)
-        light_s = self._time_s(expected, spec)
+        light_s = self._time_s(round(expected), spec)
         return StepPace(max(light_s, self._time_s(max(heaviest, light_sum), spec)), light_s)
 
     def compose(
         self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
     ) -> tuple[Step, ...]:
         """All light steps; heavy ones while the batch stays within the allowance."""
-        light = [step for _, step in candidates if not step.kind.heavy]
-        heavy = [
-            (
-                resident.skipped < self._starvation_batches,
-                self._allowance_s(resident, step, now_s),
-                order,
-                step,
-            )
-            for order, (resident, step) in enumerate(candidates)
-            if step.kind.heavy
-        ]
-        if not heavy:
-            return tuple(light)
-        heavy.sort(key=lambda row: row[:3])
-        limit_s = self._limit_s(candidates, spec, now_s)
-        tokens = sum(step.query_tokens for step in light)
+        chosen: list[Step] = []
+        heavy: list[tuple[bool, float, int]] = []  # (may wait, allowance, candidate)
+        limit_s = math.inf
+        tokens = 0
+        for index, (resident, step) in enumerate(candidates):
+            allowance_s = self._allowance_s(resident, step, now_s)
+            # A deadline that cannot be met even stepping alone holds nobody up.
+            if allowance_s < limit_s and allowance_s >= self._time_s(step.query_tokens, spec):
+                limit_s = allowance_s
+            if step.kind.heavy:
+                heavy.append((resident.skipped < self._starvation_batches, allowance_s, index))
+            else:
+                chosen.append(step)
+                tokens += step.query_tokens
         budget = tokens + self._heavy_tokens
-        chosen = list(light)
-        for may_wait, _, _, step in heavy:
+        for may_wait, _, index in sorted(heavy):
+            step = candidates[index][1]
             tokens += step.query_tokens
             in_time = not may_wait or self._time_s(tokens, spec) <= limit_s
             if chosen and not (in_time and tokens <= budget):
@@ -89,30 +78,18 @@ class LatencyBudget:
             chosen.append(step)
         return tuple(chosen)
 
-    def _limit_s(
-        self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
-    ) -> float:
-        """Smallest allowance among residents that can still make it stepping alone."""
-        limit_s = float("inf")
-        for resident, step in candidates:
-            allowance_s = self._allowance_s(resident, step, now_s)
-            if allowance_s < limit_s and allowance_s >= self._time_s(step.query_tokens, spec):
-                limit_s = allowance_s
-        return limit_s
-
     def _allowance_s(self, resident: Resident, step: Step, now_s: float) -> float:
         """Seconds per step that the deadline leaves; infinite without a deadline."""
         slo = resident.request.slo
         if slo.e2e_s is None:
-            return float("inf")
+            return math.inf
         forecast = resident.forecast
         index = forecast.thresholds.index(step.threshold) if step.threshold else 0
         left_s = resident.request.arrival_s + self._margin * slo.e2e_s - now_s
         return left_s / forecast.remaining(index, resident.progress.steps)
 
-    def _time_s(self, tokens: float, spec: InstanceSpec) -> float:
-        count = round(tokens)
-        return self._cost.step_time_s((Step(_ANY, StepKind.RECOMPUTE, count, count),), spec)
+    def _time_s(self, tokens: int, spec: InstanceSpec) -> float:
+        return self._cost.step_time_s((Step(_ANY, StepKind.RECOMPUTE, tokens, tokens),), spec)
 
 
 _ANY = RequestId("")  # the cost of a batch does not depend on whose tokens they are

@@ -44,22 +44,19 @@ class DiffusionProgram:
             query = full - request.prompt_tokens - block * options.block_tokens
         return Step(request.id, StepKind.CACHED, query, full, threshold)
 
-    def heavy_steps_left(
-        self, request: Request, progress: Progress, steps_left: float, output_tokens: float
-    ) -> float:
-        """Refreshes not yet begun (``rec_left`` of B6); all steps without a cache.
+    def heavy_left(self, request: Request, progress: Progress, output_tokens: float) -> float:
+        """Refreshes not yet begun (``rec_left`` of B6); every step without a cache.
 
         Deviation: blocks are counted up to the expected output, not to the limit, because a
         request ends at its end-of-text token (dilaserve.md Part E 5).
         """
         options = request.diffusion
         if options.cache_mode is CacheMode.NONE:
-            return steps_left
-        settled = progress.settled - request.prompt_tokens
-        begun = -(-settled // options.block_tokens)
+            return math.inf
+        begun = -((request.prompt_tokens - progress.settled) // options.block_tokens)
         blocks = math.ceil(output_tokens / options.block_tokens)
         refreshes = -(-blocks // options.refresh_blocks) - -(-begun // options.refresh_blocks)
-        return min(steps_left, float(max(0, refreshes)))
+        return float(max(0, refreshes))
 
     def light_tokens(self, request: Request) -> int:
         """The block in dual mode; the whole canvas, at most, in prefix mode."""
