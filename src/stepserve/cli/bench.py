@@ -16,6 +16,7 @@ from stepserve.cli.client import Client, Outcome, Reply
 from stepserve.cli.measure import Result, Stage, measure
 from stepserve.cli.plan import DEFAULT_REQUESTS, PRESETS, BenchConfig, make_plan
 from stepserve.cli.report import LAG_WARNING_S, tables, three_digits
+from stepserve.core.errors import FieldError
 
 _DESCRIPTION = """\
 Send requests to any OpenAI-compatible server at the times an arrival process gives, whatever
@@ -217,10 +218,10 @@ def _variant(text: str) -> tuple[str, dict[str, Any]]:
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write. Raises StepserveError for what the user can put right."""
     config = BenchConfig(**{f.name: getattr(args, f.name) for f in fields(BenchConfig)})
+    if args.json and not args.json.parent.is_dir():
+        raise FieldError("--json", f"no folder {args.json.parent}")
     result = asyncio.run(_measure(config))
-    # Wide when piped: a table cut to 80 columns would lose its numbers.
-    out = Console(highlight=False)
-    print_report(result, out if out.is_terminal else Console(highlight=False, width=120))
+    print_report(result, Console(highlight=False, soft_wrap=True))
     if args.json:
         args.json.write_text(json.dumps(result.as_json(args.detailed), indent=1) + "\n")
     return 0 if all(run.summary.completed for run in result.runs.values()) else 1

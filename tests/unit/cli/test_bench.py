@@ -88,6 +88,12 @@ def test_nothing_completed_is_a_failure(stepserve, fake_server, capsys):
     assert "run: no request was completed" in out
 
 
+def test_a_report_without_a_folder_is_refused_before_the_run(stepserve, fake_server, capsys):
+    assert stepserve(*OPTIONS, "--json", "/nowhere/out.json") == 1
+    assert "--json: no folder /nowhere" in capsys.readouterr().err
+    assert not fake_server.bodies
+
+
 def test_an_idle_server_that_fails_stops_the_benchmark(stepserve, fake_server, capsys):
     fake_server.status = 500
     assert stepserve(*OPTIONS, "--slo-multiple", "2") == 1
