@@ -1,11 +1,19 @@
 """Routes, error shape, limits, ids."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from gateway.scripted import TOKENIZER, Gateway, byte_ids
 from stepserve.gateway.app import MAX_BODY_BYTES
+from stepserve.gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DLMFields,
+    GenerationRequest,
+    SLOFields,
+)
 
 HELLO = [byte_ids("hello")]
 JSON = {"content-type": "application/json"}
@@ -121,6 +129,15 @@ async def test_identity_fields_are_accepted():
     response = await Gateway(HELLO).complete(**body)
     assert response.status_code == 200
     assert "x-stepserve-ignored-fields" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "schema", [GenerationRequest, CompletionRequest, ChatRequest, SLOFields, DLMFields]
+)
+def test_every_field_is_documented(schema):
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    names = [field.validation_alias or name for name, field in schema.model_fields.items()]
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 async def test_openapi_document_lists_the_fields():

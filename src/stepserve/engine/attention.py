@@ -54,20 +54,20 @@ class PackedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Queries ``[N, heads, head_dim]``, k and v ``[N, kv_heads, head_dim]``; returns as q."""
-        keys, values = self._pool.kv[layer]
-        kept = len(self._write)
+        kept, pages = len(self._write), self._pool.kv[layer]
         if kept:
-            keys.index_copy_(0, self._write, k[:kept])
-            values.index_copy_(0, self._write, v[:kept])
+            pages[:, 0].index_copy_(0, self._write, k[:kept])
+            pages[:, 1].index_copy_(0, self._write, v[:kept])
         out = torch.empty_like(q)
         for group in self._groups:
             own = slice(group.start, group.start + group.rows * group.queries)
             shape = (group.rows, group.queries, -1, q.shape[-1])
             if group.slots is None:
-                context = k[own].view(shape), v[own].view(shape)
+                keys, values = k[own].view(shape), v[own].view(shape)
             else:
-                context = keys[group.slots], values[group.slots]
-            out[own].view(shape).copy_(attend(q[own].view(shape), *context, group.bias))
+                gathered = pages.index_select(0, group.slots.flatten())
+                keys, values = gathered.view(*group.slots.shape, *pages.shape[1:]).unbind(2)
+            out[own].view(shape).copy_(attend(q[own].view(shape), keys, values, group.bias))
         return out
 
 

@@ -10,8 +10,9 @@ from stepserve.engine.models.transformer import ModelConfig
 class PagePool:
     """Keys and values of all layers, in pages of ``page_tokens`` positions.
 
-    ``kv`` is ``[layers, 2, slots, kv_heads, head_dim]``; page ``p`` owns the slots from
-    ``p * page_tokens`` on. Memory is not cleared: whoever gets a page writes before reading.
+    ``kv`` is ``[layers, slots, 2, kv_heads, head_dim]``: the key and the value of a slot lie
+    side by side, so one gather reads both. Page ``p`` owns the slots from ``p * page_tokens``
+    on. Memory is not cleared: whoever gets a page writes before reading.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class PagePool:
         self.capacity = capacity
         slots = capacity * page_tokens
         self.kv = torch.empty(
-            (config.layers, 2, slots, config.kv_heads, config.head_dim), device=device, dtype=dtype
+            (config.layers, slots, 2, config.kv_heads, config.head_dim), device=device, dtype=dtype
         )
         self._free = list(range(capacity))
 

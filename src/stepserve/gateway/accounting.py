@@ -1,5 +1,6 @@
 """The ``usage``, ``metrics`` and ``dlm`` objects of a reply (formulas: docs/api.md)."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,7 +9,12 @@ from stepserve.core.protocols import RequestReport
 from stepserve.core.request import CacheMode, Family
 from stepserve.gateway.generation import Choice
 
-_STATUS_ORDER = ("none", "met", "degraded", "missed")  # the last one seen names the reply
+_STATUS_ORDER = (
+    "none",
+    "met",
+    "degraded",
+    "missed",
+)  # best first: a reply is as good as its worst choice
 
 
 def usage(choices: Iterable[Choice]) -> dict[str, int]:
@@ -34,7 +40,7 @@ def timing(choices: Sequence[Choice]) -> dict[str, float | None]:
     reports = _reports(choices)
     queue_s = min((report.queue_s for report in reports), default=0.0)
     events = sorted((e for c in choices for e in c.events), key=lambda event: event.at_s)
-    gaps = [b.at_s - a.at_s for c in choices for a, b in zip(c.events, c.events[1:], strict=False)]
+    gaps = [b.at_s - a.at_s for c in choices for a, b in itertools.pairwise(c.events)]
     first_s = events[0].at_s if events else None
     generation_s = events[-1].at_s - arrival_s - queue_s if events else 0.0
     tokens = sum(event.tokens for event in events)

@@ -1,10 +1,12 @@
 """Assembles a live cluster from configuration: model, instances, schedulers, gateway."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -162,13 +164,22 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
 
 
 class _Server(uvicorn.Server):
-    """On SIGTERM or SIGINT: take nothing new, finish what was accepted, then leave."""
+    """On SIGTERM or SIGINT: take nothing new, finish what was accepted, then leave with 0."""
 
     def __init__(self, config: uvicorn.Config, frontend: LiveFrontend) -> None:
         super().__init__(config)
         self._frontend = frontend
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but the signal is not raised again afterwards: the cluster stops first."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. A second SIGINT ends at once."""
         self._frontend.drain()
         super().handle_exit(sig, frame)
 
@@ -196,8 +207,5 @@ def serve(config: ServeConfig) -> int:
         finally:
             await cluster.stop()
 
-    try:
-        asyncio.run(run())
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    asyncio.run(run())
     return 0 if server.started else 1

@@ -1,5 +1,7 @@
 """Every metric moves, and says what its name says."""
 
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -149,6 +151,12 @@ def test_autoregressive_requests_have_no_denoising(metrics):
     metrics.started(asked)
     metrics.finished(asked, FinishReason.LENGTH, 12, REPORT)
     assert not any(name.startswith("stepserve:steps_per_block") for name, _ in scrape(metrics))
+
+
+def test_every_metric_is_documented(metrics):
+    text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    families = text_string_to_metric_families(metrics.render().decode())
+    assert [family.name for family in families if f"`{family.name}" not in text] == []
 
 
 def test_two_servers_in_one_process_do_not_share(metrics):

@@ -1,0 +1,107 @@
+"""The served bundled model as a user meets it: one process, the official client."""
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import openai
+import pytest
+
+from stepserve.engine.bundled.tasks import correct, sample
+
+
+def start_server(*options):
+    """A server process that is ready: it says so on its log."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "stepserve.cli.main", "serve", "--port", str(port), *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if "is up" in line:
+            return process, f"http://127.0.0.1:{port}"
+    raise AssertionError(f"the server ended with {process.wait()} before it was ready")
+
+
+@pytest.fixture(scope="module")
+def url():
+    process, address = start_server()
+    yield address
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    process.stderr.close()
+
+
+def ask(client, problem, **options):
+    """Stream one chat completion; its text, its chunks' reasons and its last chunk."""
+    stream = client.chat.completions.create(
+        model="stepserve-bundled",
+        messages=[{"role": "user", "content": problem.prompt}],
+        stream=True,
+        **options,
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    return text, [c.choices[0].finish_reason for c in chunks if c.choices], chunks[-1]
+
+
+def test_streamed_answers_to_generated_problems_are_right(url):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    rng = random.Random("serve")
+    problems = [sample(rng, evaluation=True) for _ in range(12)]
+    right = 0
+    for problem in problems:
+        text, reasons, _ = ask(client, problem)
+        assert [r for r in reasons if r] == ["stop"]
+        right += correct(problem, text)
+    assert right >= 9, f"{right} of 12 right; about 11 are expected"
+
+
+def test_the_deadline_decides_the_threshold(url):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    problem = sample(random.Random("deadline"), evaluation=True)
+    means = []
+    for e2e_ms in (60_000, 1):
+        _, _, last = ask(client, problem, extra_body={"slo": {"e2e_ms": e2e_ms}})
+        means.append(last.model_extra["dlm"]["threshold_mean"])
+    assert means == [pytest.approx(0.9), pytest.approx(0.5)]
+
+
+def test_metrics_count_what_was_served(url):
+    body = httpx.get(f"{url}/metrics").text
+    assert 'vllm:request_success_total{finished_reason="stop"' in body
+
+
+def test_sigterm_finishes_what_was_accepted_and_takes_nothing_new():
+    process, address = start_server("--instances", "1")
+    body = {
+        "model": "stepserve-bundled",
+        "prompt": "Sort up: 5, 3, 8.",
+        "max_tokens": 200,
+        "ignore_eos": True,
+        "stream": True,
+        "dlm": {"confidence_threshold": 1.0, "min_confidence_threshold": 1.0},
+        "stream_options": {"include_usage": True},
+    }
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=120) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(signal.SIGTERM)
+        events = [line.removeprefix("data: ") for line in lines if line]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["usage"]["completion_tokens"] == 200
+    assert process.wait(60) == 0
+    process.stderr.close()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/health")
+
+
+def test_a_model_that_is_not_there_is_refused_at_start():
+    command = [sys.executable, "-m", "stepserve.cli.main", "serve", "--model", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "model: no config.json in nowhere" in done.stderr
