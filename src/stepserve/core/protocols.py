@@ -167,6 +167,7 @@ class RequestReport:
 class TokensEmitted:
     """The next tokens of a request's contiguous settled prefix, in order, each once.
 
+    The token that ends the output (end-of-text, a stop token) is the last one.
     ``forwards`` counts the request's forward passes so far; ``at_s`` is on the frontend's clock.
     """
 
@@ -207,7 +208,10 @@ class Frontend(Protocol):
         ...
 
     def cancel(self, request_id: RequestId, reason: FinishReason) -> None:
-        """Stop working on a request within one step; its iterator still ends properly."""
+        """Stop working on a request within one step; its iterator still ends properly.
+
+        Unknown and finished requests are ignored.
+        """
         ...
 
     def ready(self) -> bool:

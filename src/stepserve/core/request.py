@@ -52,7 +52,6 @@ class SLO:
     ttft_s: float | None = None
     tpot_s: float | None = None
     on_miss: OnMiss = OnMiss.DEGRADE
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.protocols import RequestReport, TokensEmitted, Update
 from stepserve.core.request import Confidence, Progress, Request
+from stepserve.metrics.latency import AnswerTrace, TextEvent, ttft_s
+from stepserve.metrics.slo import meets
 
 from .messages import StepRecord
 
@@ -29,7 +31,7 @@ class LiveRecord:
     threshold_sum: float = 0.0
     threshold_min: float | None = None
     first_step_s: float | None = None
-    first_text_s: float | None = None
+    text_events: list[TextEvent] = field(default_factory=list)
 
     def take(self, record: StepRecord, now_s: float) -> None:
         """Account for one executed step and pass its emitted tokens on. Older epochs are void."""
@@ -48,8 +50,7 @@ class LiveRecord:
         if outcome.emitted > self.emitted:
             tokens = tuple(self.settled[i] for i in range(self.emitted, outcome.emitted))
             self.emitted = outcome.emitted
-            if self.first_text_s is None:
-                self.first_text_s = now_s
+            self.text_events.append(TextEvent(now_s, len(tokens)))
             self.updates.put_nowait(TokensEmitted(tokens, self.forwards, now_s))
 
     def progress(self) -> Progress:
@@ -67,8 +68,10 @@ class LiveRecord:
         options = request.diffusion
         deadline_s = request.deadline_s
         slack_s = None if deadline_s is None else deadline_s - now_s
+        trace = AnswerTrace(request.arrival_s, tuple(self.text_events), now_s, self.first_step_s)
+        slo = request.slo
+        has_target = any(t is not None for t in (slo.e2e_s, slo.ttft_s, slo.tpot_s))
         first_step_s = now_s if self.first_step_s is None else self.first_step_s
-        ttft_s = None if self.first_text_s is None else self.first_text_s - request.arrival_s
         lowest = self.threshold_min
         return RequestReport(
             forwards=self.forwards,
@@ -78,22 +81,9 @@ class LiveRecord:
             threshold_mean=self.threshold_sum / self.forwards if self.forwards else None,
             migrations=max(0, self.epoch - 1),
             queue_s=first_step_s - request.arrival_s,
-            ttft_s=ttft_s,
+            ttft_s=ttft_s(trace),
             e2e_s=now_s - request.arrival_s,
             slack_s=slack_s,
-            slo_met=self._slo_met(slack_s, ttft_s, now_s),
+            slo_met=meets(slo, trace) if has_target else None,
             degraded=lowest is not None and lowest < options.thresholds.preferred,
         )
-
-    def _slo_met(self, slack_s: float | None, ttft_s: float | None, now_s: float) -> bool | None:
-        """All targets that the request has; ``None`` if it has none."""
-        slo = self.request.slo
-        checks = []
-        if slack_s is not None:
-            checks.append(slack_s >= 0.0)
-        if slo.ttft_s is not None:
-            checks.append(ttft_s is not None and ttft_s <= slo.ttft_s)
-        if slo.tpot_s is not None and self.first_text_s is not None and self.emitted > 1:
-            tpot_s = (now_s - self.first_text_s) / (self.emitted - 1)
-            checks.append(tpot_s <= slo.tpot_s)
-        return all(checks) if checks else None

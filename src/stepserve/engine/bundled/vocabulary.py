@@ -25,6 +25,9 @@ CHAT_TEMPLATE = (
 )
 """Single-turn layout: system and user texts joined; earlier assistant turns are not shown."""
 
+COMPLETION_TEMPLATE = "{{- '<bos> ' + prompt | trim + '<sep>' -}}"
+"""What ``/v1/completions`` makes of a prompt: the same layout."""
+
 
 def build_tokenizer() -> Tokenizer:
     """Train the tokenizer on the word list of the tasks; deterministic."""
@@ -71,6 +74,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
         "model_max_length": 512,
         "chat_template": CHAT_TEMPLATE,
+        "completion_template": COMPLETION_TEMPLATE,
     }
     text = json.dumps(config, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
