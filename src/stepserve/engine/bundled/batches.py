@@ -15,7 +15,7 @@ from stepserve.engine.bundled.tasks import sample
 from stepserve.engine.bundled.vocabulary import EOS, MASK, PAD, prompt_ids, response_ids
 
 BLOCK_LENGTHS = (8, 16, 32)
-CANVAS_STEP = 16  # canvases are multiples of this many tokens
+CANVAS_STEP = 8  # canvases are multiples of this many tokens
 MAX_CANVAS = 128
 EOS_FILL_WEIGHT = 0.1
 
@@ -50,9 +50,9 @@ def make_row(tokenizer: Tokenizer, rng: random.Random, shares: dict[str, float])
     response = response_ids(tokenizer, problem.response)
     size = -(-len(response) // CANVAS_STEP) * CANVAS_STEP
     chance = rng.random()
-    if chance > 0.8:
+    if chance > 0.85:
         size = rng.randrange(size, MAX_CANVAS + 1, CANVAS_STEP)
-    elif chance > 0.6:
+    elif chance > 0.5:
         size += CANVAS_STEP
     fill = [EOS] * (size - len(response))
     return Row(prompt_ids(tokenizer, problem.prompt), response + fill, len(response))

@@ -30,7 +30,7 @@ CATEGORIES = {"animals": ANIMALS, "colors": COLORS, "foods": FOODS}
 HELD_OUT_MODULUS = 20
 """One prompt in this many is held out: never trained on, the only ones evaluated on."""
 
-MAX_VALUE = 39
+MAX_VALUE = 29
 """Largest value that occurs in a word problem."""
 
 
@@ -65,11 +65,11 @@ def _problem(
 
 def lookup(rng: random.Random) -> Problem:
     """Follow who told whom, from a given person to the last one, writing every hop."""
-    hops = rng.choices((1, 2, 3, 4, 5, 6), (1, 2, 4, 4, 4, 3))[0]
-    names = rng.sample(NAMES, hops + 3)
+    hops = rng.choices((1, 2, 3, 4, 5), (3, 4, 4, 3, 2))[0]
+    names = rng.sample(NAMES, hops + 4)
     path, others = names[: hops + 1], names[hops + 1 :]
     facts = list(pairwise(path))
-    for source in others[: rng.randint(0, 2)]:
+    for source in others[: rng.randint(1, 3)]:
         facts.append((source, rng.choice([n for n in names if n != source])))
     rng.shuffle(facts)
     told = " ".join(f"{a} told {b}." for a, b in facts)
@@ -172,7 +172,7 @@ def arithmetic(rng: random.Random) -> Problem:
     name, things = rng.choice(NAMES), rng.choice(COUNTED)
     pronoun = "He" if name in HE else "She"
     steps = rng.choices((1, 2, 3, 4, 5), (1, 3, 4, 3, 2))[0]
-    value = rng.randint(2, 15)
+    value = rng.randint(2, 12)
     prompt = f"{name} has {value} {things}."
     answer: tuple[Node, ...] = ()
     for _ in range(steps):

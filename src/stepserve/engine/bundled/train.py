@@ -32,10 +32,10 @@ POOL_BATCHES = 64  # micro-batches that are drawn and sorted by length together
 WARMUP_UPDATES = 200
 DECAY_FROM = 0.55  # share of the time after which the learning rate falls
 FINAL_RATE = 0.02  # of the peak learning rate
-EMA_DECAY = 0.998
-START_MIX = {"lookup": 0.36, "list": 0.14, "story": 0.12, "arithmetic": 0.38}
+EMA_DECAY = 0.997
+START_MIX = {"lookup": 0.38, "list": 0.20, "story": 0.10, "arithmetic": 0.32}
 """Shares at the beginning: the tasks that are learned slowly come first."""
-MIX_SETTLED = 0.5  # share of the time after which the evaluation mix is trained
+MIX_MOVES = (0.4, 0.65)  # shares of the time between which START_MIX gives way to the mix
 MALLOC = {
     # keep freed activations instead of returning them to the system: twice the throughput
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -53,7 +53,7 @@ class Settings:
     processes: int
     seed: int
     out: Path
-    rows_per_update: int = 128
+    rows_per_update: int = 64
     peak_rate: float = 1e-3
     save_every: float = 120.0  # seconds between checkpoints
     resume: bool = False
@@ -107,8 +107,9 @@ def rate_at(settings: Settings, update: int, done: float) -> float:
 
 
 def shares_at(done: float) -> dict[str, float]:
-    """Task shares: from START_MIX linearly to the evaluation mix."""
-    part = min(1.0, done / MIX_SETTLED)
+    """Task shares: START_MIX first, then linearly to the evaluation mix."""
+    begin, end = MIX_MOVES
+    part = min(1.0, max(0.0, (done - begin) / (end - begin)))
     return {task: (1 - part) * START_MIX[task] + part * MIX[task] for task in MIX}
 
 
@@ -235,7 +236,7 @@ class Worker:
                 continue
             self.follow()
             recent.append(loss)
-            if self.update % 50 == 0:
+            if self.update % 100 == 0:
                 self.log(recent, done)
                 recent = []
             if time.monotonic() - saved > self.settings.save_every:
