@@ -8,7 +8,7 @@ the variant "to EOS" is kinder to it and stops after the block that holds the en
 Tokens are counted up to and including the end token, for everybody. All variants run on the
 same weights, problems and threads, in turns, and the best of ``--repeats`` counts. Seconds are
 wall time; ``--cpu-time`` counts CPU seconds instead: with one thread the same on a machine of
-one's own, and the fairer figure on a shared one. ``python benchmarks/engine.py --help`` shows the settings.
+one's own, and the fairer figure on a shared one. ``--help`` lists the settings.
 """
 
 import argparse

@@ -63,6 +63,18 @@ def test_a_cached_step_is_checked_against_the_current_block(tiny, make, executor
     assert "executes 16 of 20" in outcome.error
 
 
+def test_a_row_steps_once_in_a_batch(tiny, make, executor):
+    engine = executor(tiny())
+    request, payload = make()
+    engine.add(request, payload, Progress(), {})
+    step = due_step(request, 0, False, 0.9)
+    first, second = run(engine, step, step).outcomes
+    assert first.error is None
+    assert first.settled >= 1
+    assert second.error == "twice in one batch"
+    assert engine.used_pages == 0
+
+
 def test_a_step_of_a_finished_row_reports_the_end_again(scripted, make, executor):
     engine = executor(scripted({}))
     request, payload = make(output=8)
@@ -73,8 +85,9 @@ def test_a_step_of_a_finished_row_reports_the_end_again(scripted, make, executor
     assert done.settled == {}
 
 
+@pytest.mark.parametrize("place", [1, 3])
 @pytest.mark.parametrize("cache", CacheMode)
-def test_a_row_of_nans_fails_alone(tiny, make, executor, cache):
+def test_a_row_of_nans_fails_alone(tiny, make, executor, cache, place):
     loaded = tiny(seed=4)
     poison = 39
     rows = [
@@ -88,8 +101,8 @@ def test_a_row_of_nans_fails_alone(tiny, make, executor, cache):
     loaded.model.embed.weight[poison] = float("nan")
     request, payload = make("bad", prompt=9, cache=cache)
     bad = request, Payload((poison, *payload.prompt_ids[1:]), payload.sampling)
-    engine = executor(loaded)
-    results = denoise(engine, [rows[0], bad, *rows[1:]], 0.6)
+    engine = executor(loaded, page_capacity=28)  # all pages are in use
+    results = denoise(engine, [*rows[:place], bad, *rows[place:]], 0.6)
     assert results["bad"].error == "logits are not finite"
     assert results["bad"].finished is FinishReason.ERROR
     for request, _ in rows:

@@ -25,10 +25,17 @@ def test_earliest_event_wins_for_all_offsets_of_stop_and_cap(scripted, make, exe
 
 
 def test_nothing_behind_a_settled_end_is_worked_on(scripted, make, executor):
-    """Known fault 35: four tokens are left before the end, so four more steps, not eleven."""
-    loaded = scripted({4: (EOS, 0.99)}, default=(10, 0.5))
+    """Known fault 35: what stands behind is surer, and yet only what stands before counts."""
+    behind = dict.fromkeys(range(5, 16), (11, 0.8))
+    loaded = scripted({4: (EOS, 0.99)} | behind, default=(10, 0.5))
     result = denoise(executor(loaded), [make(output=16, block=16)], 0.9)["r"]
     assert (result.steps, result.forced, result.token_ids) == (5, 4, [10] * 4 + [EOS])
+
+
+def test_the_earliest_of_several_ends_counts(scripted, make, executor):
+    loaded = scripted({3: (EOS, 0.99), 6: (STOP, 0.99)})
+    result = denoise(executor(loaded), [make(output=8, stop_token_ids=(STOP,))], 0.9)["r"]
+    assert result.token_ids == [10] * 3 + [EOS]
 
 
 @pytest.mark.parametrize("cap", [1, 7, 8, 9, 16, 19])

@@ -20,6 +20,7 @@ from stepserve.core.request import CacheMode, Family, FinishReason
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
 from stepserve.gateway.tokenizer import TextTokenizer
+from stepserve.metrics.latency import AnswerTrace, TextEvent, tpot_s
 
 SPECIALS = ("<pad>", "<mask>", "<eos>", "<bos>", "<sep>")
 PAD, MASK, EOS, BOS, SEP = range(len(SPECIALS))
@@ -96,6 +97,7 @@ class ScriptedFrontend:
         self.submitted = []
         self.cancels = {}
         self.forwards = {}
+        self.events = {}
         self.running = set()
         self.is_ready = self.is_healthy = True
         self._wake = asyncio.Event()
@@ -118,6 +120,7 @@ class ScriptedFrontend:
         self.submitted.append((request, payload))
         self.running.add(request.id)
         self.forwards[request.id] = 0
+        self.events[request.id] = []
         try:
             async for update in self._play(request, payload):
                 yield update
@@ -143,6 +146,7 @@ class ScriptedFrontend:
                     self.forwards[request.id] += 1
                     tokens = settled(item, emitted) if isinstance(item[0], int) else tuple(item)
                     emitted += len(tokens)
+                    self.events[request.id].append(TextEvent(self.clock_s, len(tokens)))
                     yield TokensEmitted(tokens, self.forwards[request.id], self.clock_s)
         full = emitted >= request.max_output_tokens
         end = FinishReason.LENGTH if full else FinishReason.STOP
@@ -161,6 +165,12 @@ class ScriptedFrontend:
 
     def report(self, request):
         slack_s = None if request.deadline_s is None else request.deadline_s - self.clock_s
+        trace = AnswerTrace(
+            request.arrival_s,
+            tuple(self.events[request.id]),
+            self.clock_s,
+            started_s=request.arrival_s + 0.05,
+        )
         return RequestReport(
             forwards=self.forwards[request.id],
             blocks=2,
@@ -169,6 +179,7 @@ class ScriptedFrontend:
             threshold_mean=0.8,
             queue_s=0.05,
             ttft_s=0.1,
+            tpot_s=tpot_s(trace),
             e2e_s=self.clock_s - request.arrival_s,
             slack_s=slack_s,
             slo_met=None if slack_s is None else slack_s >= 0,

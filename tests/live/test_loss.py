@@ -1,12 +1,24 @@
 """Loss of an instance: accepted requests go on elsewhere and end as if nothing had happened."""
 
 import asyncio
+import random
 
 import pytest
 
-from stepserve.core.ids import InstanceId
-from stepserve.core.protocols import RequestEnded
-from stepserve.core.request import CacheMode, FinishReason
+from stepserve.core.config import ServeConfig
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.payload import Payload
+from stepserve.core.request import (
+    CacheMode,
+    DiffusionOptions,
+    Family,
+    FinishReason,
+    Request,
+    ThresholdBounds,
+)
+from stepserve.engine.bundled.tasks import sample
+from stepserve.gateway.tokenizer import TextTokenizer
+from stepserve.live.deploy import load, model_folder
 from support.live_cluster import (
     assert_at_rest,
     collect,
@@ -28,6 +40,19 @@ async def serve_all(cluster, count, cache, on_tokens=None):
     return await asyncio.gather(*jobs)
 
 
+def kill_when_it_emits(cluster):
+    """Kills the victim once, in the middle of everything: when a request that it holds emits."""
+    killed = []
+
+    def watch(request):
+        instance = cluster.loop.scheduler.ledger.instances.get(VICTIM)
+        if not killed and instance is not None and request.id in instance.placed:
+            killed.append(request.id)
+            cluster.transport.kill(VICTIM)
+
+    return watch
+
+
 @pytest.mark.parametrize("cache", list(CacheMode))
 async def test_every_request_survives_a_kill_under_load(cache):
     """Without a cache the text equals an undisturbed run's; no step is counted twice."""
@@ -36,16 +61,7 @@ async def test_every_request_survives_a_kill_under_load(cache):
         undisturbed = await serve_all(cluster, 12, cache)
 
     async with running_cluster(loaded=loaded) as cluster:
-        killed = []
-
-        def kill_once(request):
-            """In the middle of everything: when the first request that the victim holds emits."""
-            if not killed and request.id in cluster.loop.scheduler.ledger.instances[VICTIM].placed:
-                killed.append(request.id)
-                cluster.transport.kill(VICTIM)
-
-        disturbed = await serve_all(cluster, 12, cache, kill_once)
-        assert killed
+        disturbed = await serve_all(cluster, 12, cache, kill_when_it_emits(cluster))
         assert all(c.end.reason is FinishReason.LENGTH for c in disturbed)
         assert all(len(c.tokens) == 24 for c in disturbed)
         moved = [c for c in disturbed if c.end.report.migrations]
@@ -58,7 +74,42 @@ async def test_every_request_survives_a_kill_under_load(cache):
             await asyncio.sleep(0)  # the victim is rebuilt
         assert_at_rest(cluster)
         again = await serve_all(cluster, 4, cache)
-        assert all(isinstance(c.end, RequestEnded) for c in again)
+        assert all(c.end.reason is FinishReason.LENGTH for c in again)
+
+
+async def test_texts_of_the_bundled_model_survive_a_kill():
+    """As above with real answers: 24 problems, a threshold of 0.9, no cache, temperature 0."""
+    config = ServeConfig(instances=2, threads_per_instance=1)
+    loaded = load(config)
+    tokenizer = TextTokenizer.from_folder(model_folder(config.model))
+    rng = random.Random("loss")
+    prompts = [tokenizer.completion_ids(sample(rng, evaluation=True).prompt) for _ in range(24)]
+
+    async def serve(cluster, on_tokens=None):
+        jobs = []
+        for index, ids in enumerate(prompts):
+            options = DiffusionOptions(
+                ThresholdBounds(0.9, 0.9), loaded.default_block_length, CacheMode.NONE
+            )
+            request = Request(
+                id=RequestId(str(index)),
+                family=Family.DIFFUSION,
+                model=loaded.name,
+                prompt_tokens=len(ids),
+                max_output_tokens=loaded.default_max_tokens,
+                arrival_s=cluster.frontend.now_s(),
+                diffusion=options,
+            )
+            jobs.append(collect(cluster.frontend, request, Payload(ids), on_tokens))
+        return await asyncio.gather(*jobs)
+
+    async with running_cluster(config, loaded=loaded) as cluster:
+        undisturbed = await serve(cluster)
+    async with running_cluster(config, loaded=loaded) as cluster:
+        disturbed = await serve(cluster, kill_when_it_emits(cluster))
+    assert any(c.end.report.migrations for c in disturbed)
+    assert [c.tokens for c in disturbed] == [c.tokens for c in undisturbed]
+    assert all(c.end.reason is FinishReason.STOP for c in disturbed)
 
 
 async def test_requests_outlive_the_loss_of_the_whole_cluster():

@@ -1,9 +1,12 @@
 """A recorded live run, replayed into fresh schedulers, reproduces every action."""
 
 import asyncio
+import typing
 
 from stepserve.control.assemble import assemble_global, assemble_local
+from stepserve.core.actions import RunBatch
 from stepserve.core.config import ServeConfig
+from stepserve.core.events import Event
 from stepserve.core.ids import InstanceId
 from stepserve.core.request import SLO, CacheMode, FinishReason
 from stepserve.cost.step_table import StepTable
@@ -28,10 +31,10 @@ async def record_a_run(recorder):
 
         jobs = []
         for index in range(14):
-            slo = SLO(e2e_s=0.5) if index % 2 else SLO()
+            slo = SLO(e2e_s=0.02 * index) if index % 2 else SLO()
             cache = list(CacheMode)[index % 3]
             request, payload = make_live_request(
-                cluster.frontend, str(index), slo=slo, cache=cache, output=17
+                cluster.frontend, str(index), slo=slo, cache=cache, output=17, floor=0.5
             )
             jobs.append(collect(cluster.frontend, request, payload, disturb))
         await asyncio.gather(*jobs)
@@ -52,5 +55,16 @@ async def test_replay_reproduces_every_action():
             assert tuple(scheduler.handle(entry.now_s, entry.event)) == entry.actions
             replayed += 1
     assert replayed > 200
+    events = {type(e.event) for entries in recorder.entries.values() for e in entries}
+    assert events == set(typing.get_args(Event)), "every kind of event occurred"
+    picked = {
+        step.threshold
+        for entries in recorder.entries.values()
+        for entry in entries
+        for action in entry.actions
+        if isinstance(action, RunBatch)
+        for step in action.batch.steps
+    }
+    assert len(picked) > 1, "thresholds were chosen, not fixed"
     assert (None, 0) in recorder.entries
     assert len(recorder.entries) >= 3, "the global scheduler, both instances"

@@ -27,8 +27,8 @@ def random_request(rng, name, now_s):
     )
 
 
-def run_world(seed, config, requests=60, loss_rate=0.01, cancel_share=0.2):
-    world = ToyWorld(seed, config=config, loss_rate=loss_rate)
+def run_world(seed, config, requests=60, loss_rate=0.01, cancel_share=0.2, error_rate=0.0):
+    world = ToyWorld(seed, config=config, loss_rate=loss_rate, error_rate=error_rate)
     rng = random.Random(seed + 1)
     when_s = 0.0
     for index in range(requests):
@@ -71,11 +71,22 @@ def test_losses_do_happen_in_these_worlds():
     """Guards the test above: a fault injector that never fires would make it vacuous."""
     world = run_world(3, POLICIES[0], loss_rate=0.02)
     assert max(world.incarnation.values()) >= 2
+    assert world.false_losses
 
 
 def test_same_seed_same_actions():
     one, two = run_world(5, POLICIES[2]), run_world(5, POLICIES[2])
     assert one.log == two.log
+    assert one.log != run_world(6, POLICIES[2]).log
+
+
+def test_failed_rows_end_their_requests_alone():
+    world = run_world(7, POLICIES[2], cancel_share=0.0, error_rate=0.02)
+    reasons = [
+        t.answers[0].reason for t in world.truths.values() if isinstance(t.answers[0], Finish)
+    ]
+    assert FinishReason.ERROR in reasons
+    assert reasons.count(FinishReason.ERROR) < len(reasons) / 2
 
 
 def test_1000_cancellations_at_random_moments_leak_nothing():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import unittest.mock
 from dataclasses import dataclass, field
 
 import torch
@@ -18,9 +19,10 @@ from stepserve.core.request import (
     Request,
     ThresholdBounds,
 )
+from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
-from stepserve.live.deploy import build_cluster
+from stepserve.live import deploy
 
 VOCABULARY = 64
 
@@ -42,11 +44,14 @@ def tiny_model(seed=0):
     return LoadedModel(model, config, "tiny", (8, 16), 8, 32, (0, 1))
 
 
-def make_live_request(frontend, name, *, output=24, prompt=10, cache=CacheMode.NONE, slo=None):
-    """Pinned threshold, greedy, no early end: the same tokens whatever happens around it."""
+def make_live_request(
+    frontend, name, *, output=24, prompt=10, cache=CacheMode.NONE, slo=None, floor=0.9
+):
+    """Greedy, no early end; with the threshold pinned, as by default, the same tokens
+    whatever happens around it."""
     generator = torch.Generator().manual_seed(int(name))
     ids = tuple(torch.randint(3, VOCABULARY, (prompt,), generator=generator).tolist())
-    options = DiffusionOptions(ThresholdBounds(0.9, 0.9), block_tokens=8, cache_mode=cache)
+    options = DiffusionOptions(ThresholdBounds(0.9, floor), block_tokens=8, cache_mode=cache)
     request = Request(
         RequestId(name),
         Family.DIFFUSION,
@@ -88,14 +93,26 @@ async def running_cluster(config=None, recorder=None, loaded=None):
     config = config or ServeConfig(
         instances=2, threads_per_instance=1, kv_pages=64, max_residents=8
     )
-    cluster = build_cluster(config, loaded or tiny_model(), recorder)
-    cluster.start()
-    try:
-        while not cluster.frontend.ready():
-            await asyncio.sleep(0)
-        yield cluster
-    finally:
-        await cluster.stop()
+    executors = []
+
+    class CountedExecutor(DiffusionExecutor):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            executors.append(self)
+
+    with unittest.mock.patch.object(deploy, "DiffusionExecutor", CountedExecutor):
+        cluster = deploy.build_cluster(config, loaded or tiny_model(), recorder)
+        cluster.start()
+        try:
+            while not cluster.frontend.ready():
+                await asyncio.sleep(0)
+            yield cluster
+        finally:
+            idle = not cluster.loop.records
+            await cluster.stop()
+        if idle:  # only the executor of a lost instance still holds what it held
+            leaking = [executor for executor in executors if executor.used_pages]
+            assert len(leaking) <= cluster.loop.losses < len(executors)
 
 
 def assert_at_rest(cluster):

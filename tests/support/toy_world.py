@@ -29,7 +29,6 @@ from stepserve.core.events import (
     Predicted,
     RequestArrived,
     RequestCancelled,
-    SegmentEnded,
 )
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
@@ -157,7 +156,14 @@ class ToyExecutor:
 
 
 class ToyWorld:
-    def __init__(self, seed, *, config=None, specs=None, loss_rate=0.0):
+    """Global and local schedulers, clients and faults, in virtual time.
+
+    ``loss_rate``: chance that an instance is lost at the end of a batch. Half of the losses
+    are false: the instance was only slow, and what it had said still arrives afterwards.
+    ``error_rate``: chance that a row of a batch fails.
+    """
+
+    def __init__(self, seed, *, config=None, specs=None, loss_rate=0.0, error_rate=0.0):
         self.rng = random.Random(seed)
         self.config = config or ControlConfig(thresholds=(0.9, 0.7, 0.5), queue_limit=20)
         self.specs = specs or [make_spec("i0"), make_spec("i1", pages=40, residents=3)]
@@ -167,7 +173,8 @@ class ToyWorld:
         self.truths, self.log = {}, []
         self.now_s, self._order, self._heap = 0.0, itertools.count(), []
         self._link_free_s = {}
-        self.loss_rate = loss_rate
+        self.loss_rate, self.error_rate = loss_rate, error_rate
+        self.false_losses = set()  # (instance, incarnation) whose late messages still arrive
         for spec in self.specs:
             self.incarnation[spec.id] = 0
             self.at(0.0, self.boot, spec)
@@ -203,11 +210,14 @@ class ToyWorld:
         if instance not in self.locals:
             return
         placed = self.global_.ledger.instances.get(instance)
+        if self.rng.random() < 0.5:
+            self.false_losses.add((instance, self.incarnation[instance]))
         self.incarnation[instance] += 1
-        del self.locals[instance], self.executors[instance]
+        spec = self.locals.pop(instance).spec
+        del self.executors[instance]
         ids = tuple(placed.placed) if placed else ()
         progress = tuple((i, self.reached(i)) for i in ids)
-        self.tell_global(InstanceLost(instance, progress))
+        self.tell_global(InstanceLost(spec, progress))
 
     def reached(self, request_id):
         truth = self.truths[request_id]
@@ -217,10 +227,9 @@ class ToyWorld:
 
     # -- events
     def tell_global(self, event):
-        self.log.append((self.now_s, event))
-        if isinstance(event, SegmentEnded):
-            self.log_end(event)
-        for action in self.global_.handle(self.now_s, event):
+        actions = self.global_.handle(self.now_s, event)
+        self.log.append((self.now_s, event, tuple(actions)))
+        for action in actions:
             assert action.why
             match action:
                 case Send():
@@ -236,12 +245,9 @@ class ToyWorld:
                         "predict", self.tell_global, Predicted(action.request.id, forecast)
                     )
                 case Rebuild():
-                    self.at(self.now_s + 0.5, self.boot, action.spec)
+                    self.at(self.now_s + 0.5 + action.after_s, self.boot, action.spec)
                 case Reject() | Finish():
                     self.truths[action.request_id].answers.append(action)
-
-    def log_end(self, event):
-        pass
 
     def tell_local(self, instance, incarnation, event):
         if incarnation != self.incarnation[instance] or instance not in self.locals:
@@ -281,7 +287,8 @@ class ToyWorld:
                     )
 
     def from_local(self, instance, incarnation, event):
-        if incarnation == self.incarnation[instance]:
+        current = incarnation == self.incarnation[instance]
+        if current or (instance, incarnation) in self.false_losses:
             self.tell_global(event)
 
     def batch_ends(self, instance, incarnation, batch, seconds):
@@ -293,6 +300,10 @@ class ToyWorld:
         outcomes = []
         for step, chosen in self.executors[instance].run(batch, self.rng):
             truth = self.truths[step.request_id]
+            if self.rng.random() < self.error_rate:
+                error = FinishReason.ERROR
+                outcomes.append(StepOutcome(step.request_id, 0, 0, error, error="row failed"))
+                continue
             assert not chosen & truth.settled, "a token is settled once"
             truth.settled |= chosen
             truth.steps += 1

@@ -48,11 +48,7 @@ def configuration(args: argparse.Namespace) -> ServeConfig:
     given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
     chosen = {name: getattr(args, name) for name in POLICIES if getattr(args, name) is not None}
     control = dataclasses.replace(config.control, **chosen)
-    config = dataclasses.replace(config, **given, control=control)
-    for name in ("instances", "max_residents", "kv_pages", "page_tokens"):
-        if getattr(config, name) < 1:
-            raise FieldError(name, "must be at least 1")
-    return config
+    return dataclasses.replace(config, **given, control=control)
 
 
 def read_toml(path: Path) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ A prediction, not a promise: it assumes that everybody on an instance has the ne
 of heavy and light steps, and that the queue drains at the pace of full instances.
 """
 
+import math
 from collections.abc import Collection
 
 from stepserve.core.forecast import StepForecast
@@ -17,14 +18,17 @@ def completion_s(
     request: Request,
     progress: Progress,
     forecast: StepForecast,
+    *,
+    with_room: Collection[InstanceLoad],
     loads: Collection[InstanceLoad],
-    queued: int,
+    ahead: int,
     program: StepProgram,
     cost: CostModel,
 ) -> float:
     """Seconds from now to the predicted end at the lowest threshold, on the best instance.
 
-    Infinite when there is no instance.
+    ``with_room``: the instances of ``loads`` that could take the request now. ``ahead``: queued
+    requests that go first. Infinite when there is no instance.
     """
     steps = forecast.remaining(len(forecast.steps) - 1, progress.steps)
     heavy = program.heavy_left(request, progress, forecast.output_tokens)
@@ -37,12 +41,9 @@ def completion_s(
         step = Step(request.id, StepKind.RECOMPUTE, tokens, tokens)
         return steps * cost.step_time_s((step,), load.spec)
 
-    best_s = float("inf")
+    if with_room and ahead == 0:
+        return min(service_s(load, load.residents + 1) for load in with_room)
     slots = sum(load.spec.max_residents for load in loads)
-    for load in loads:
-        if queued == 0 and load.residents < load.spec.max_residents:
-            best_s = min(best_s, service_s(load, load.residents + 1))
-        else:
-            full_s = service_s(load, load.spec.max_residents)
-            best_s = min(best_s, full_s * (1.0 + (queued + 1) / slots))
-    return best_s
+    waits = 1.0 + (ahead + 1) / slots if slots else math.inf
+    full_s = (service_s(load, load.spec.max_residents) for load in loads)
+    return waits * min(full_s, default=math.inf)

@@ -20,7 +20,8 @@ from stepserve.core.events import (
     SegmentPlaced,
     SegmentReleased,
 )
-from stepserve.core.ids import RequestId
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.protocols import CostModel, PlacementPolicy, StepProgram
 from stepserve.core.request import FinishReason, OnMiss, Request
 from stepserve.core.segment import Segment, SegmentEnd
@@ -29,7 +30,17 @@ from .admission import completion_s
 from .ledger import Ledger, Tracked
 
 PATIENCE_S = 60.0
-"""Due time, after arrival, of a request without a deadline: the bound of its starvation."""
+"""Due time, after arrival, of a request without a deadline, and what a late request is put
+back by: nobody starves for longer while others come."""
+
+MAX_PLACEMENTS = 6
+"""A request whose instances were lost that often is not placed again: it may be the cause."""
+
+MAX_REBUILD_DELAY_S = 30.0
+"""Rebuilds wait 0, 1, 2, 4, ... seconds while no batch succeeds in between."""
+
+
+TOO_LARGE = "prompt and max_tokens need more KV pages than an instance has"
 
 
 class GlobalScheduler:
@@ -48,6 +59,7 @@ class GlobalScheduler:
         self._cost = cost
         self.ledger = Ledger(program)
         self._queue: list[tuple[float, float, RequestId]] = []  # (due, arrival, id), sorted
+        self._losses: dict[InstanceId, int] = {}  # in a row, without a batch in between
 
     @property
     def queued(self) -> int:
@@ -62,7 +74,7 @@ class GlobalScheduler:
             case Predicted():
                 return self._admit(now_s, event)
             case RequestCancelled():
-                return self._cancel(event)
+                return self._cancel(event) + self._place_queued(now_s)
             case SegmentEnded():
                 return self._end(event) + self._place_queued(now_s)
             case InstanceUp():
@@ -79,11 +91,14 @@ class GlobalScheduler:
         if len(self._queue) >= self._config.queue_limit:
             return [Reject(request.id, 1.0, f"queue is full ({len(self._queue)} waiting)")]
         if not self.ledger.can_ever_hold(request):
-            error = "prompt and max_tokens need more KV pages than an instance has"
-            return [Finish(request.id, FinishReason.ERROR, error, "can never be placed")]
-        progress = self._program.start(request)
-        self.ledger.requests[request.id] = Tracked(request, progress)
-        return [Predict(request, progress, self._candidates(request), "arrived")]
+            return [Finish(request.id, FinishReason.ERROR, TOO_LARGE, TOO_LARGE)]
+        tracked = Tracked(request, self._program.start(request))
+        self.ledger.requests[request.id] = tracked
+        return [self._predict(tracked, "arrived")]
+
+    def _predict(self, tracked: Tracked, why: str) -> GlobalAction:
+        request = tracked.request
+        return Predict(request, tracked.progress, self._candidates(request), why)
 
     def _candidates(self, request: Request) -> tuple[float, ...]:
         """The thresholds a request may run at, highest first."""
@@ -97,41 +112,75 @@ class GlobalScheduler:
         if tracked is None or tracked.forecast is not None:
             return []
         tracked.forecast = event.forecast
-        request = tracked.request
-        if request.slo.on_miss is OnMiss.REJECT and request.deadline_s is not None:
-            left_s = request.deadline_s - now_s
-            need_s = completion_s(
-                request,
-                tracked.progress,
-                event.forecast,
-                self.ledger.loads(),
-                len(self._queue),
-                self._program,
-                self._cost,
-            )
-            if need_s > left_s:
-                del self.ledger.requests[request.id]
-                why = f"predicted {need_s:.3f} s, deadline in {left_s:.3f} s"
-                return [Reject(request.id, max(1.0, min(60.0, need_s - left_s)), why)]
+        is_new = tracked.epoch == 0
+        if is_new and tracked.request.slo.on_miss is OnMiss.REJECT:
+            refusal = self._refuse(now_s, tracked, event.forecast)
+            if refusal is not None:
+                del self.ledger.requests[event.request_id]
+                return [refusal]
         self._enqueue(tracked)
         return self._place_queued(now_s)
 
-    def _enqueue(self, tracked: Tracked) -> None:
+    def _refuse(self, now_s: float, tracked: Tracked, forecast: StepForecast) -> Reject | None:
+        """A rejection if the deadline is out of reach by the time the request would be served."""
         request = tracked.request
-        due_s = request.deadline_s or request.arrival_s + PATIENCE_S
-        bisect.insort(self._queue, (due_s, request.arrival_s, request.id))
+        if request.deadline_s is None:
+            return None
+        left_s = request.deadline_s - now_s
+        need_s = completion_s(
+            request,
+            tracked.progress,
+            forecast,
+            with_room=self.ledger.view(request, now_s).loads.values(),
+            loads=self.ledger.loads(),
+            ahead=bisect.bisect_left(self._queue, self._key(tracked)),
+            program=self._program,
+            cost=self._cost,
+        )
+        if need_s <= left_s:
+            return None
+        why = f"predicted {need_s:.3f} s, deadline in {left_s:.3f} s"
+        return Reject(request.id, max(1.0, min(60.0, need_s - left_s)), why)
+
+    def _key(self, tracked: Tracked) -> tuple[float, float, RequestId]:
+        """Queue order: due time, then arrival. Late requests are put back, once."""
+        request = tracked.request
+        due_s = request.deadline_s
+        if due_s is None:
+            due_s = request.arrival_s + PATIENCE_S
+        elif tracked.late:
+            due_s += PATIENCE_S
+        return due_s, request.arrival_s, request.id
+
+    def _enqueue(self, tracked: Tracked) -> None:
+        bisect.insort(self._queue, self._key(tracked))
 
     def _place_queued(self, now_s: float) -> list[GlobalAction]:
-        """Place from the head of the queue until its head fits nowhere."""
+        """Place from the head of the queue until its head fits nowhere.
+
+        A deadline that passed while its request waited cannot be met any more, so the request
+        makes way for those that can still meet theirs.
+        """
         actions: list[GlobalAction] = []
         while self._queue:
             tracked = self.ledger.requests[self._queue[0][2]]
+            deadline_s = tracked.request.deadline_s
+            if deadline_s is not None and deadline_s < now_s and not tracked.late:
+                self._queue.pop(0)
+                tracked.late = True
+                self._enqueue(tracked)
+                continue
             view = self.ledger.view(tracked.request, now_s)
-            if not view.loads:
-                break
-            self._queue.pop(0)
-            for segment in self._placement.place(tracked.request, tracked.progress, view):
+            if view.loads:
+                self._queue.pop(0)
+                # One segment so far: the ledger holds one reservation per request.
+                (segment,) = self._placement.place(tracked.request, tracked.progress, view)
                 actions.append(self._send_segment(tracked, self.ledger.assign(tracked, segment)))
+            elif self.ledger.can_ever_hold(tracked.request):
+                break
+            else:
+                self._queue.pop(0)
+                actions.append(self._finish(tracked, FinishReason.ERROR, TOO_LARGE, TOO_LARGE))
         return actions
 
     def _send_segment(self, tracked: Tracked, segment: Segment) -> GlobalAction:
@@ -167,11 +216,14 @@ class GlobalScheduler:
         return self._resume(tracked)
 
     def _resume(self, tracked: Tracked) -> list[GlobalAction]:
-        """A request that lost its place: gone if it was cancelled, else back to the queue."""
+        """A request that lost its place: gone if it was cancelled, else queued anew."""
         if tracked.cancelled is not None:
             return [self._finish(tracked, tracked.cancelled, None, "released as asked")]
-        self._enqueue(tracked)
-        return []
+        if tracked.epoch >= MAX_PLACEMENTS:
+            error = f"given up after {tracked.epoch} placements: its instances were lost"
+            return [self._finish(tracked, FinishReason.ERROR, error, error)]
+        tracked.forecast = None  # made for another state, and at least a placement old
+        return [self._predict(tracked, "lost its place")]
 
     def _finish(
         self, tracked: Tracked, reason: FinishReason, error: str | None, why: str
@@ -184,17 +236,22 @@ class GlobalScheduler:
         if instance is not None:
             instance.report = event.report
             if event.report.measured is not None:
+                self._losses.pop(instance.spec.id, None)
                 batch, seconds = event.report.measured
                 self._cost.observe(batch.steps, instance.spec, seconds)
         return []
 
     def _lose(self, event: InstanceLost) -> list[GlobalAction]:
-        """Re-queue what was there, from what reached the frontend, and ask for a rebuild."""
-        instance = self.ledger.instances.pop(event.instance, None)
+        """Ask for a rebuild; re-queue what was there, from what reached the frontend."""
+        losses = self._losses.get(event.spec.id, 0)
+        self._losses[event.spec.id] = losses + 1
+        after_s = min(MAX_REBUILD_DELAY_S, 2.0 ** (losses - 1)) if losses else 0.0
+        why = f"lost {losses + 1} times in a row"
+        actions: list[GlobalAction] = [Rebuild(event.spec, after_s, why)]
+        instance = self.ledger.instances.pop(event.spec.id, None)
         if instance is None:
-            return []
+            return actions
         reached = dict(event.progress)
-        actions: list[GlobalAction] = [Rebuild(instance.spec, "instance lost")]
         for request_id in instance.placed:
             tracked = self.ledger.requests[request_id]
             tracked.segment = None

@@ -26,6 +26,7 @@ class Tracked:
     segment: Segment | None = None
     epoch: int = 0
     cancelled: FinishReason | None = None
+    late: bool = False  # its due time passed while it waited
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class Ledger:
 
     def add_instance(self, spec: InstanceSpec, now_s: float) -> None:
         """An instance that holds nothing."""
+        assert spec.id not in self.instances, "an instance comes up once before it is lost"
         report = InstanceReport(spec.id, now_s, now_s)
         self.instances[spec.id] = TrackedInstance(spec, report, PageLedger(spec.page_capacity))
 

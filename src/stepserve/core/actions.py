@@ -66,9 +66,10 @@ class FreeState:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """Tear an instance down and form it again; answered by ``InstanceUp``."""
+    """Form an instance again, ``after_s`` from now; answered by ``InstanceUp``."""
 
     spec: InstanceSpec
+    after_s: float
     why: str
 
 

@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stepserve.core.errors import FieldError
+from stepserve.core.request import CacheMode
+
+
+def _check(holds: bool, field: str, message: str) -> None:
+    if not holds:
+        raise FieldError(field, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +21,12 @@ class SLOClass:
     e2e_s: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises FieldError for a target that is not positive."""
+        for name in ("e2e_s", "ttft_s", "tpot_s"):
+            value = getattr(self, name)
+            _check(value is None or value > 0.0, f"slo_classes.{name}", "must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,14 @@ class ControlConfig:
     starvation_batches: int = 4
     predict_every_tokens: int = 8
 
+    def __post_init__(self) -> None:
+        """Raises FieldError naming the number that makes no sense."""
+        for name in ("queue_limit", "heavy_tokens", "starvation_batches", "predict_every_tokens"):
+            _check(getattr(self, name) >= 1, f"control.{name}", "must be at least 1")
+        _check(0.0 < self.margin <= 1.0, "control.margin", "must be in (0, 1]")
+        for threshold in self.thresholds:
+            _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
+
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
@@ -54,6 +74,7 @@ class ServeConfig:
     max_residents: int = 32
     kv_pages: int = 4096
     page_tokens: int = 16
+    hang_s: float = 60.0  # an instance busy with one thing for longer is given up
     trust_slo_headers: bool = True
     strict_fields: bool = False
     default_slo_class: str = "standard"
@@ -65,6 +86,18 @@ class ServeConfig:
         }
     )
     control: ControlConfig = ControlConfig()
+
+    def __post_init__(self) -> None:
+        """Raises FieldError naming the value that makes no sense."""
+        for name in ("instances", "max_residents", "kv_pages", "page_tokens"):
+            _check(getattr(self, name) >= 1, name, "must be at least 1")
+        _check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
+        _check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")
+        _check(self.hang_s > 0.0, "hang_s", "must be positive")
+        modes = ", ".join(CacheMode)
+        _check(self.cache_mode in list(CacheMode), "cache_mode", f"must be one of {modes}")
+        classes = ", ".join(self.slo_classes)
+        _check(self.default_slo_class in self.slo_classes, "default_slo_class", f"not in {classes}")
 
 
 T = TypeVar("T")
@@ -97,10 +130,11 @@ def _convert(value: Any, default: Any, path: str) -> Any:
         return from_table(type(default), _expect(value, Mapping, path), path)
     if isinstance(default, Mapping):
         rows = _expect(value, Mapping, path)
-        return {
+        given = {
             k: from_table(SLOClass, _expect(v, Mapping, path), f"{path}.{k}")
             for k, v in rows.items()
         }
+        return {**default, **given}
     if isinstance(default, tuple):
         return tuple(float(_expect(v, (int, float), path)) for v in _expect(value, list, path))
     if isinstance(default, bool) or default is None:

@@ -6,7 +6,7 @@ Events are values without behaviour; a recorded list of (time, event) replays a 
 from dataclasses import dataclass
 
 from stepserve.core.forecast import StepForecast
-from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceReport, InstanceSpec
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import Segment, SegmentEnd
@@ -89,9 +89,12 @@ class InstanceReported:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLost:
-    """An instance stopped answering; ``progress`` is what reached the frontend of its requests."""
+    """An instance stopped answering, or never came up.
 
-    instance: InstanceId
+    ``progress`` is what reached the frontend of the requests placed there.
+    """
+
+    spec: InstanceSpec
     progress: tuple[tuple[RequestId, Progress], ...]
 
 

@@ -157,6 +157,7 @@ class RequestReport:
     migrations: int = 0
     queue_s: float = 0.0
     ttft_s: float | None = None
+    tpot_s: float | None = None
     e2e_s: float = 0.0
     slack_s: float | None = None
     slo_met: bool | None = None

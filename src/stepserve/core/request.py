@@ -70,11 +70,6 @@ class ThresholdBounds:
         if not 0.0 < self.floor <= self.preferred:
             raise FieldError("min_confidence_threshold", "must be in (0, confidence_threshold]")
 
-    @property
-    def pinned(self) -> bool:
-        """Whether no controller may change the threshold."""
-        return self.floor == self.preferred
-
 
 @dataclass(frozen=True, slots=True)
 class DiffusionOptions:

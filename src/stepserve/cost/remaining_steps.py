@@ -7,13 +7,14 @@ settled per step by threshold, and the output length at which requests end.
 
 import bisect
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepserve.core.errors import FieldError
 from stepserve.core.forecast import StepForecast
-from stepserve.core.request import Progress, Request
+from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.step import Step, StepOutcome
 
 LEARNING_RATE = 0.02
@@ -46,6 +47,17 @@ class Yields:
         return cls(per_step, table["output_tokens"], table["source"])
 
 
+def _most_steps(request: Request, progress: Progress, settled: int) -> float:
+    """Steps that the request's own caps allow it still; infinite without caps."""
+    options, most = request.diffusion, math.inf
+    if options.max_forwards is not None:
+        most = float(options.max_forwards - progress.steps)
+    if options.max_steps_per_block is not None:
+        blocks = -((settled - request.max_output_tokens) // options.block_tokens)
+        most = min(most, float(blocks * options.max_steps_per_block))
+    return most
+
+
 PUBLISHED = Yields(
     {0.9: 256 / 85.70, 0.8: 256 / 67.05, 0.7: 256 / 54.08, 0.6: 256 / 44.83, 0.5: 256 / 38.65},
     256.0,
@@ -73,17 +85,22 @@ class MeanYield:
             expected = settled + (limit - settled) / 2
         output = min(float(limit), max(expected, settled + 1.0))
         left = output - settled
-        steps = tuple(max(1.0, left / self._yield(t)) for t in thresholds)
+        most = _most_steps(request, progress, settled)
+        steps = tuple(max(1.0, min(most, left / self._yield(t))) for t in thresholds)
         return StepForecast(tuple(thresholds), steps, output, progress.steps)
 
     def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
-        """Update the yield of the nearest known threshold, and the length when it ends."""
-        if step.threshold is None or outcome.error is not None:
+        """Update the yield of the nearest known threshold, and the length of a natural end.
+
+        What a client's own caps did (several tokens forced at once, an end at ``max_tokens``)
+        says nothing about the model and is left out.
+        """
+        if step.threshold is None or outcome.error is not None or outcome.forced > 1:
             return
         index = self._nearest(step.threshold)
         self._per_step[index] += LEARNING_RATE * (outcome.settled - self._per_step[index])
         self._per_step[index] = max(1.0, self._per_step[index])
-        if outcome.finished is not None:
+        if outcome.finished is FinishReason.STOP:
             self._output_tokens += LEARNING_RATE * (outcome.emitted - self._output_tokens)
 
     def _nearest(self, threshold: float) -> int:

@@ -137,8 +137,11 @@ class DiffusionExecutor:
         outcomes: dict[int, StepOutcome] = {}
         settled: dict[RequestId, tuple[SettledToken, ...]] = {}
         works: dict[int, Work] = {}
+        seen: set[RequestId] = set()
         for index, step in enumerate(batch.steps):
-            planned = self._plan(step)
+            again = step.request_id in seen
+            planned = _failed(step.request_id, "twice in one batch") if again else self._plan(step)
+            seen.add(step.request_id)
             if isinstance(planned, Work):
                 works[index] = planned
             else:
@@ -203,11 +206,11 @@ class DiffusionExecutor:
         if self.config.shift_logits:
             before = [hidden[0] if w.row.before is None else w.row.before for w in works]
             hidden = torch.cat([hidden, torch.stack(before)])
-        rows = max(1, LOGITS_PER_SLICE // self.config.vocab_size)
+        size = max(1, LOGITS_PER_SLICE // self.config.vocab_size)
         answers = Answers()
-        for start in range(0, len(packed.asked), rows):
-            logits = self.model.logits(hidden[packed.read[start : start + rows]])
-            answers.extend(answer(logits, packed.asked[start : start + rows], self._suppressed))
+        for start in range(0, len(packed.asked), size):
+            logits = self.model.logits(hidden[packed.read[start : start + size]])
+            answers.extend(answer(logits, packed.asked[start : start + size], self._suppressed))
         return answers
 
 

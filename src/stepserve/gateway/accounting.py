@@ -44,7 +44,7 @@ def timing(choices: Sequence[Choice]) -> dict[str, float | None]:
     first_s = events[0].at_s if events else None
     generation_s = events[-1].at_s - arrival_s - queue_s if events else 0.0
     tokens = sum(event.tokens for event in events)
-    per_token = [s for c in choices if (s := _seconds_per_token(c)) is not None]
+    per_token = [report.tpot_s for report in reports if report.tpot_s is not None]
     return {
         "time_to_first_token_ms": None if first_s is None else _ms(first_s - arrival_s),
         "queue_time_ms": _ms(queue_s),
@@ -100,22 +100,6 @@ def _status(report: RequestReport | None) -> str:
     if not report.slo_met:
         return "missed"
     return "degraded" if report.degraded else "met"
-
-
-def _seconds_per_token(choice: Choice) -> float | None:
-    """Amortised: (last - first text event) / (tokens - tokens in the first event).
-
-    An answer that came in one event has no second one to measure to: there it is the time
-    from the first step to that event, over its tokens. Never 0 or infinite for that reason.
-    """
-    if not choice.events:
-        return None
-    first, last = choice.events[0], choice.events[-1]
-    later_tokens = sum(event.tokens for event in choice.events) - first.tokens
-    if later_tokens:
-        return (last.at_s - first.at_s) / later_tokens
-    queue_s = choice.report.queue_s if choice.report else 0.0
-    return (first.at_s - choice.sample.request.arrival_s - queue_s) / first.tokens
 
 
 def _ms(seconds: float) -> float:

@@ -67,12 +67,16 @@ class SLOReader:
             e2e_s = left_s if e2e_s is None else min(e2e_s, left_s)
         ttft_s = _seconds(self._target(fields.ttft_ms, headers, _TTFT))
         tpot_s = _seconds(self._target(fields.tpot_ms, headers, _TPOT))
+        e2e_s = defaults.e2e_s if e2e_s is None else e2e_s
+        on_miss = OnMiss(fields.on_miss or OnMiss.DEGRADE)
+        if on_miss is OnMiss.REJECT and e2e_s is None:
+            raise FieldError("slo.on_miss", "'reject' needs slo.e2e_ms or slo.deadline_unix_ms")
         return SLO(
             slo_class=slo_class,
-            e2e_s=defaults.e2e_s if e2e_s is None else e2e_s,
+            e2e_s=e2e_s,
             ttft_s=defaults.ttft_s if ttft_s is None else ttft_s,
             tpot_s=defaults.tpot_s if tpot_s is None else tpot_s,
-            on_miss=OnMiss(fields.on_miss or OnMiss.DEGRADE),
+            on_miss=on_miss,
         )
 
     def _class(self, asked: str | None, tier: str | None, headers: Mapping[str, str]) -> str:

@@ -189,6 +189,8 @@ class Translator:
         )
 
     def _sampling(self, body: GenerationRequest, n: int, logprobs: int | None) -> SamplingParams:
+        if any(token >= self.card.vocab_size for token in body.stop_token_ids or ()):
+            raise FieldError("stop_token_ids", f"must be in [0, {self.card.vocab_size})")
         default = self.card.default_temperature
         temperature = default if body.temperature is None else body.temperature
         if n > 1 and temperature == 0:

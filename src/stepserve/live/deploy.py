@@ -127,7 +127,7 @@ def build_cluster(
 
     scheduler = assemble_global(config.control, StepTable(profile))
     loop = ControlLoop(scheduler, predictor, time.monotonic, recorder)
-    transport = LocalTransport(build_instance, loop.sink)
+    transport = LocalTransport(build_instance, loop.sink, config.hang_s)
     specs = tuple(
         InstanceSpec(
             id=InstanceId(f"instance-{index}"),
@@ -146,7 +146,7 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
     card = ModelCard(
         id=loaded.name,
         family=Family.DIFFUSION,
-        context_tokens=loaded.config.max_positions,
+        context_tokens=min(loaded.config.max_positions, config.kv_pages * config.page_tokens),
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=frozenset({loaded.config.eos_token_id}),
         default_max_tokens=loaded.default_max_tokens,
@@ -202,10 +202,20 @@ def serve(config: ServeConfig) -> int:
             config.instances,
             cores_per_instance(config),
         )
+        watch = asyncio.ensure_future(leave_if_nothing_starts())
         try:
             await server.serve()
         finally:
+            watch.cancel()
             await cluster.stop()
 
+    async def leave_if_nothing_starts() -> None:
+        """A cluster of which no instance could be built is a mistake to be seen at once."""
+        while not cluster.loop.ever_up:
+            if cluster.loop.losses >= config.instances:
+                logger.error("no instance could be started")
+                server.should_exit = True
+            await asyncio.sleep(0.1)
+
     asyncio.run(run())
-    return 0 if server.started else 1
+    return 0 if server.started and cluster.loop.ever_up else 1

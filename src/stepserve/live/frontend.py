@@ -46,7 +46,11 @@ class LiveFrontend:
 
     async def _look_for_lost(self) -> None:
         while True:
-            self.loop.find_lost()
+            try:
+                self.loop.find_lost()
+            except Exception:
+                logger.exception("lost instances cannot be dealt with")
+                self.loop.broken = True
             await asyncio.sleep(LOOK_FOR_LOST_S)
 
     def now_s(self) -> float:
@@ -74,8 +78,8 @@ class LiveFrontend:
         return not self._draining and bool(self.loop.scheduler.ledger.instances)
 
     def healthy(self) -> bool:
-        """Whether losses are still being looked for: without that, nothing else is promised."""
-        return self._watch is not None and not self._watch.done()
+        """Whether losses are being looked for and no event failed to be handled."""
+        return self._watch is not None and not self._watch.done() and not self.loop.broken
 
     def running(self) -> int:
         """Requests placed on an instance."""

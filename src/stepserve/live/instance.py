@@ -4,6 +4,7 @@ No threads and no queues here: a transport calls ``receive`` and ``run_batch`` f
 it hosts the instance (a thread, an actor).
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -16,11 +17,10 @@ from stepserve.core.actions import (
     Report,
     RunBatch,
 )
-from stepserve.core.errors import StepserveError
 from stepserve.core.events import BatchDone, GlobalEvent, LocalEvent, Predicted
 from stepserve.core.ids import RequestId
 from stepserve.core.protocols import BatchResult, Executor, StepPredictor
-from stepserve.core.step import Batch
+from stepserve.core.step import Batch, StepOutcome
 
 from .messages import Delivery, InstanceOutput, StepRecord
 from .recording import Recorder
@@ -47,7 +47,9 @@ class Instance:
         self._incarnation = incarnation
         self._recorder = recorder
         self._batch: Batch | None = None
+        self._composed_s = 0.0
         self._epochs: dict[RequestId, int] = {}
+        self._refused: dict[RequestId, str] = {}  # what the executor would not hold, and why
         self._steps: list[StepRecord] = []
         self._events: list[GlobalEvent] = []
 
@@ -62,19 +64,36 @@ class Instance:
         return self._flush()
 
     def run_batch(self) -> InstanceOutput:
-        """Run the waiting batch and settle it; the next batch may then be waiting."""
+        """Run the waiting batch and settle it; the next batch may then be waiting.
+
+        A batch's seconds count from when it was composed: deadlines pay for the host's
+        overhead, so the step-time table must know of it (dilaserve.md D5).
+        """
         batch = self._batch
         assert batch is not None, "run_batch without a batch"
         self._batch = None
         started_s = self._now_s()
         result = self._executor.run(batch)
-        self._record_steps(batch, result, started_s)
-        self._handle(BatchDone(batch.id, result.outcomes, self._now_s() - started_s), None)
+        outcomes = tuple(self._explained(outcome) for outcome in result.outcomes)
+        self._record_steps(batch, outcomes, result, started_s)
+        seconds = self._now_s() - self._composed_s
+        self._handle(BatchDone(batch.id, outcomes, seconds), None)
         return self._flush()
 
-    def _record_steps(self, batch: Batch, result: BatchResult, started_s: float) -> None:
+    def _explained(self, outcome: StepOutcome) -> StepOutcome:
+        """A request that could not be loaded fails with the reason of that."""
+        refusal = self._refused.get(outcome.request_id)
+        return outcome if refusal is None else dataclasses.replace(outcome, error=refusal)
+
+    def _record_steps(
+        self,
+        batch: Batch,
+        outcomes: tuple[StepOutcome, ...],
+        result: BatchResult,
+        started_s: float,
+    ) -> None:
         residents = self.scheduler.residents
-        for step, outcome in zip(batch.steps, result.outcomes, strict=True):
+        for step, outcome in zip(batch.steps, outcomes, strict=True):
             request_id = step.request_id
             resident = residents[request_id]
             self._predictor.learn(resident.request, resident.progress, outcome, step)
@@ -88,6 +107,7 @@ class Instance:
         if self._recorder is not None:
             self._recorder.note(self.scheduler.spec.id, self._incarnation, now_s, event, actions)
         for action in actions:
+            logger.debug("%s: %s", self.scheduler.spec.id, action)
             self._carry_out(action, delivery)
 
     def _carry_out(self, action: LocalAction, delivery: Delivery | None) -> None:
@@ -97,9 +117,11 @@ class Instance:
                 self._load(action, delivery)
             case RunBatch():
                 self._batch = action.batch
+                self._composed_s = self._now_s()
             case FreeState():
                 self._executor.remove(action.request_id)
                 self._epochs.pop(action.request_id, None)
+                self._refused.pop(action.request_id, None)
             case Predict():
                 forecast = self._predictor.remaining_steps(
                     action.request, action.progress, action.thresholds
@@ -115,8 +137,9 @@ class Instance:
         assert delivery.payload is not None, "a placed segment brings its payload"
         try:
             self._executor.add(action.request, delivery.payload, action.progress, delivery.settled)
-        except StepserveError:
+        except Exception as error:  # one request that cannot be held harms nobody else
             logger.exception("request %s cannot be held", action.request.id)
+            self._refused[action.request.id] = str(error)
 
     def _flush(self) -> InstanceOutput:
         output = InstanceOutput(

@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.core.actions import Finish, GlobalAction, Predict, Rebuild, Reject, Send
+from stepserve.core.errors import StepserveError
 from stepserve.core.events import (
     GlobalEvent,
     InstanceLost,
+    InstanceUp,
     Predicted,
     RequestArrived,
     RequestCancelled,
@@ -52,6 +54,9 @@ class ControlLoop:
         self._recorder = recorder
         self._events: deque[GlobalEvent] = deque()
         self._busy = False
+        self.ever_up = False
+        self.losses = 0
+        self.broken = False
         self._transport: Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -69,7 +74,12 @@ class ControlLoop:
             logger.debug("output of %s dropped at shutdown", output.instance)
 
     def submit(self, request: Request, payload: Payload) -> LiveRecord:
-        """Take a request in; its record's updates end with an end or a rejection."""
+        """Take a request in; its record's updates end with an end or a rejection.
+
+        Raises StepserveError for an id that is in use.
+        """
+        if request.id in self.records:
+            raise StepserveError(f"request id {request.id} is in use")
         record = LiveRecord(request, payload)
         self.records[request.id] = record
         self.post(RequestArrived(request))
@@ -95,9 +105,10 @@ class ControlLoop:
     def find_lost(self) -> None:
         """Ask the transport for lost instances and let the scheduler deal with them."""
         assert self._transport is not None, "attach before looking for lost instances"
-        for instance in self._transport.lost():
-            logger.warning("instance %s is lost", instance)
-            self.post(InstanceLost(instance, self._reached(instance)))
+        for spec in self._transport.lost():
+            logger.warning("instance %s is lost", spec.id)
+            self.losses += 1
+            self.post(InstanceLost(spec, self._reached(spec.id)))
 
     def _reached(self, instance: InstanceId) -> tuple[tuple[RequestId, Progress], ...]:
         placed = self.scheduler.ledger.instances.get(instance)
@@ -105,6 +116,13 @@ class ControlLoop:
         return tuple((request_id, self.records[request_id].progress()) for request_id in ids)
 
     def _take(self, output: InstanceOutput) -> None:
+        try:
+            self._account(output)
+        except Exception:  # a bug here would leave requests waiting for ever: say so to /health
+            logger.exception("output of %s could not be handled", output.instance)
+            self.broken = True
+
+    def _account(self, output: InstanceOutput) -> None:
         assert self._transport is not None, "outputs come from the transport"
         if not self._transport.current(output):
             return
@@ -114,6 +132,7 @@ class ControlLoop:
             if record is not None:
                 record.take(step, now_s)
         for event in output.events:
+            self.ever_up |= isinstance(event, InstanceUp)
             self.post(event)
 
     def _handle(self, event: GlobalEvent) -> None:
@@ -135,14 +154,16 @@ class ControlLoop:
                 )
                 self._events.append(Predicted(action.request.id, forecast))
             case Rebuild():
-                assert self._transport is not None, "an instance was up"
-                self._transport.start(action.spec)
+                assert self._transport is not None, "lost instances come from the transport"
+                assert self._loop is not None, "attached together"
+                self._loop.call_later(action.after_s, self._transport.start, action.spec)
             case Reject():
                 record = self.records.pop(action.request_id)
                 record.updates.put_nowait(RequestRejected(action.retry_after_s, action.why))
             case Finish():
                 record = self.records.pop(action.request_id)
-                ended = RequestEnded(action.reason, record.report(self.now_s()), action.error)
+                report = record.report(self.now_s(), action.reason)
+                ended = RequestEnded(action.reason, report, action.error)
                 record.updates.put_nowait(ended)
 
     def _send(self, action: Send) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.protocols import RequestReport, TokensEmitted, Update
-from stepserve.core.request import Confidence, Progress, Request
-from stepserve.metrics.latency import AnswerTrace, TextEvent, ttft_s
+from stepserve.core.request import Confidence, FinishReason, Progress, Request
+from stepserve.metrics.latency import AnswerTrace, TextEvent, tpot_s, ttft_s
 from stepserve.metrics.slo import meets
 
 from .messages import StepRecord
@@ -16,7 +16,7 @@ from .messages import StepRecord
 class LiveRecord:
     """Collects what instances settle; the copy that survives the loss of one.
 
-    ``epoch`` is the placement whose steps are accepted, ``epochs`` how many there were.
+    ``epoch`` counts its placements; only steps of the latest are accepted.
     """
 
     request: Request
@@ -62,13 +62,19 @@ class LiveRecord:
             confidence=self.confidence,
         )
 
-    def report(self, now_s: float) -> RequestReport:
-        """The request's report if it ended now."""
+    def report(self, now_s: float, reason: FinishReason) -> RequestReport:
+        """The request's report, ending now for that reason."""
         request = self.request
         options = request.diffusion
         deadline_s = request.deadline_s
         slack_s = None if deadline_s is None else deadline_s - now_s
-        trace = AnswerTrace(request.arrival_s, tuple(self.text_events), now_s, self.first_step_s)
+        trace = AnswerTrace(
+            request.arrival_s,
+            tuple(self.text_events),
+            now_s,
+            self.first_step_s,
+            ok=reason is not FinishReason.ERROR,
+        )
         slo = request.slo
         has_target = any(t is not None for t in (slo.e2e_s, slo.ttft_s, slo.tpot_s))
         first_step_s = now_s if self.first_step_s is None else self.first_step_s
@@ -82,6 +88,7 @@ class LiveRecord:
             migrations=max(0, self.epoch - 1),
             queue_s=first_step_s - request.arrival_s,
             ttft_s=ttft_s(trace),
+            tpot_s=tpot_s(trace),
             e2e_s=now_s - request.arrival_s,
             slack_s=slack_s,
             slo_met=meets(slo, trace) if has_target else None,

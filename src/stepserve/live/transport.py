@@ -31,10 +31,10 @@ class Transport(Protocol):
         """Whether the output comes from an incarnation that is still trusted."""
         ...
 
-    def lost(self) -> tuple[InstanceId, ...]:
+    def lost(self) -> tuple[InstanceSpec, ...]:
         """Instances that died or hang, each named once; their output is no longer accepted."""
         ...
 
     def close(self) -> None:
-        """Stop every instance after the batch it is running."""
+        """Stop every instance after the batch it is running, and start none any more."""
         ...

@@ -1,13 +1,15 @@
 """Instances as threads of this process: the embedded default, no services needed.
 
 PyTorch releases the interpreter lock inside its kernels, so instances run in parallel. A
-thread that raises, that is killed, or whose batch takes absurdly long is a lost instance.
+thread that raises, that is killed, or that is absurdly long at one thing is a lost instance.
 """
 
+import contextlib
 import logging
 import queue
 import threading
 import time
+from collections.abc import Iterator
 
 from stepserve.core.events import InstanceUp
 from stepserve.core.ids import InstanceId
@@ -31,13 +33,14 @@ class _Host(threading.Thread):
         self.incarnation = incarnation
         self.inbox: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self.killed = threading.Event()
-        self.batch_started_s: float | None = None
+        self.busy_since_s: float | None = None
         self._build = build
         self._sink = sink
 
     def run(self) -> None:
         try:
-            instance = self._build(self.spec, self.incarnation)
+            with self._busy():
+                instance = self._build(self.spec, self.incarnation)
             up = InstanceUp(self.spec)
             self._say(InstanceOutput(self.spec.id, self.incarnation, events=(up,)))
             logger.info("instance %s is up", self.name)
@@ -51,14 +54,21 @@ class _Host(threading.Thread):
             try:
                 delivery = self.inbox.get(block=not instance.has_batch)
             except queue.Empty:
-                self.batch_started_s = time.monotonic()
-                output = instance.run_batch()
-                self.batch_started_s = None
-                self._say(output)
-                continue
-            if delivery is None:
-                return
-            self._say(instance.receive(delivery))
+                with self._busy():
+                    output = instance.run_batch()
+            else:
+                if delivery is None:
+                    return
+                with self._busy():
+                    output = instance.receive(delivery)
+            self._say(output)
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Marks the time of whatever may hang."""
+        self.busy_since_s = time.monotonic()
+        yield
+        self.busy_since_s = None
 
     def _say(self, output: InstanceOutput) -> None:
         if not self.killed.is_set() and (output.steps or output.events):
@@ -68,16 +78,19 @@ class _Host(threading.Thread):
 class LocalTransport:
     """A ``Transport`` of threads."""
 
-    def __init__(self, build: BuildInstance, sink: OutputSink, hang_s: float = 60.0) -> None:
-        """``hang_s``: a batch that takes longer than this means that the instance hangs."""
+    def __init__(self, build: BuildInstance, sink: OutputSink, hang_s: float) -> None:
+        """``hang_s``: an instance that is busy with one thing for longer than this hangs."""
         self._build = build
         self._sink = sink
         self._hang_s = hang_s
         self._hosts: dict[InstanceId, _Host] = {}
         self._incarnations: dict[InstanceId, int] = {}
+        self._closed = False
 
     def start(self, spec: InstanceSpec) -> None:
         """See ``Transport.start``."""
+        if self._closed:
+            return
         incarnation = self._incarnations.get(spec.id, -1) + 1
         self._incarnations[spec.id] = incarnation
         host = _Host(spec, incarnation, self._build, self._sink)
@@ -95,17 +108,17 @@ class LocalTransport:
         host = self._hosts.get(output.instance)
         return host is not None and host.incarnation == output.incarnation
 
-    def lost(self) -> tuple[InstanceId, ...]:
+    def lost(self) -> tuple[InstanceSpec, ...]:
         """See ``Transport.lost``."""
         now_s = time.monotonic()
         gone = []
-        for instance, host in self._hosts.items():
-            started_s = host.batch_started_s
-            hangs = started_s is not None and now_s - started_s > self._hang_s
+        for host in self._hosts.values():
+            since_s = host.busy_since_s
+            hangs = since_s is not None and now_s - since_s > self._hang_s
             if hangs or not host.is_alive():
-                gone.append(instance)
-        for instance in gone:
-            self._hosts.pop(instance).killed.set()
+                gone.append(host.spec)
+        for spec in gone:
+            self._hosts.pop(spec.id).killed.set()
         return tuple(gone)
 
     def kill(self, instance: InstanceId) -> None:
@@ -115,9 +128,10 @@ class LocalTransport:
         host.inbox.put(None)
 
     def close(self) -> None:
-        """See ``Transport.close``."""
+        """See ``Transport.close``. An instance that hangs is left behind."""
+        self._closed = True
         for host in self._hosts.values():
             host.inbox.put(None)
         for host in self._hosts.values():
-            host.join()
+            host.join(self._hang_s)
         self._hosts.clear()

@@ -68,9 +68,9 @@ def token_gaps_s(trace: AnswerTrace) -> tuple[float, ...]:
 def tpot_s(trace: AnswerTrace) -> float | None:
     """TPOT = (last - first text event) / (N - tokens of the first event).
 
-    ``None`` for an answer without tokens. For an answer in one event: (that event - first step) / N, with the arrival in place of the
-    first step where that is unknown. So it is defined for every answer with text, and neither
-    0 nor infinite because of blocks.
+    ``None`` for an answer without tokens. For an answer in one event: (that event - first
+    step) / N, with the arrival in place of the first step where that is unknown. So it is
+    defined for every answer with text, and neither 0 nor infinite because of blocks.
     """
     if not output_tokens(trace):
         return None

@@ -43,16 +43,20 @@ def test_step_completion_counts_the_running_batch_and_the_newcomer():
     assert place(policy, load("b", ends_s=1.0), load("a", ends_s=2.0), at_s=9.0) == "a"
 
 
-def completion(loads, queued=0):
+def completion(loads, ahead=0):
     request = make_request(prompt=16, output=48)
     forecast = StepForecast((0.9, 0.5), (30.0, 10.0), 48.0)
     progress = PROGRAM.start(request)
-    return completion_s(request, progress, forecast, loads, queued, PROGRAM, COST)
+    room = [row for row in loads if row.residents < row.spec.max_residents]
+    return completion_s(
+        request, progress, forecast,
+        with_room=room, loads=loads, ahead=ahead, program=PROGRAM, cost=COST,
+    )  # fmt: skip
 
 
 def test_predicted_completion_grows_with_load_and_queue():
     idle, busy = completion([load("a")]), completion([load("a", residents=7)])
-    assert idle < busy < completion([load("a", residents=7)], queued=8)
+    assert idle < busy < completion([load("a", residents=7)], ahead=8)
     assert completion([load("a", residents=7), load("b")]) == idle
     assert completion([]) == float("inf")
 

@@ -14,6 +14,7 @@ def test_tables_become_frozen_values():
     config = from_table(ServeConfig, table)
     assert config.port == 9000
     assert config.slo_classes["gold"] == SLOClass(e2e_s=1)
+    assert "standard" in config.slo_classes, "given classes are added to the defaults"
     assert config.control == ControlConfig(thresholds=(0.9, 0.5), margin=1.0)
 
 
@@ -29,6 +30,12 @@ def test_tables_become_frozen_values():
         ({"slo_classes": {"gold": {"e2e": 1}}}, "slo_classes.gold.e2e"),
         ({"slo_classes": {"gold": {"e2e_s": "1"}}}, "slo_classes.gold.e2e_s"),
         ({"trust_slo_headers": 1}, "trust_slo_headers"),
+        ({"cache_mode": "full"}, "cache_mode"),
+        ({"default_slo_class": "gold"}, "default_slo_class"),
+        ({"instances": 0}, "instances"),
+        ({"control": {"margin": 0.0}}, "control.margin"),
+        ({"control": {"queue_limit": 0}}, "control.queue_limit"),
+        ({"slo_classes": {"gold": {"e2e_s": -1}}}, "slo_classes.e2e_s"),
     ],
 )
 def test_a_bad_table_names_the_key(table, field):
@@ -41,4 +48,3 @@ def test_a_bad_table_names_the_key(table, field):
 def test_threshold_bounds_are_checked(preferred, floor):
     with pytest.raises(FieldError):
         ThresholdBounds(preferred, floor)
-    assert ThresholdBounds(0.7, 0.7).pinned

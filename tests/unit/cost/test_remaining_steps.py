@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from stepserve.core.errors import FieldError
@@ -35,6 +37,24 @@ def test_both_means_are_learned():
         outcome = StepOutcome(request.id, 8, 80, FinishReason.STOP)
         predictor.learn(request, Progress(settled=20), outcome, step)
     assert forecast(predictor).steps[0] == pytest.approx(80 / 8, rel=0.01)
+
+
+def test_a_clients_own_caps_teach_nothing_but_bound_the_forecast():
+    predictor = MeanYield(YIELDS)
+    request = make_request()
+    step = Step(request.id, StepKind.CACHED, 16, 68, 0.9)
+    for _ in range(500):
+        capped = StepOutcome(request.id, 16, 16, FinishReason.STOP, forced=9)
+        predictor.learn(request, Progress(settled=20), capped, step)
+        short = StepOutcome(request.id, 2, 4, FinishReason.LENGTH)
+        predictor.learn(request, Progress(settled=20), short, step)
+    assert forecast(predictor) == forecast(MeanYield(YIELDS))
+    few = dataclasses.replace(request.diffusion, max_forwards=5, max_steps_per_block=2)
+    bounded = dataclasses.replace(request, diffusion=few)
+    steps = predictor.remaining_steps(bounded, Progress(settled=20), (0.9, 0.5)).steps
+    assert steps == (5.0, 5.0)
+    later = Progress(settled=20 + 20, steps=1)
+    assert predictor.remaining_steps(bounded, later, (0.9, 0.5)).steps == (4.0, 4.0)
 
 
 def test_yields_name_the_field_at_fault():

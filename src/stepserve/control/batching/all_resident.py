@@ -1,4 +1,8 @@
-"""The published batching: every resident steps in every batch (DiLaServe, dilaserve.md B7)."""
+"""The published batching: every resident steps in every batch (DiLaServe, dilaserve.md B7).
+
+Deviation: B7 also bounds who may reside on an instance by the sum of full lengths (8,192
+tokens). Here residency is bounded by KV pages and ``max_residents``.
+"""
 
 from collections.abc import Sequence
 

@@ -18,9 +18,11 @@ from stepserve.core.step import Step, StepKind
 class LatencyBudget:
     """Bounds the time of a batch by the step allowance of the tightest feasible deadline.
 
-    A resident's allowance is its time left divided by its steps left at its current
-    threshold. Heavy steps go in the order of least allowance, residents that were left out
-    ``starvation_batches`` times first; ``heavy_tokens`` bounds a batch without deadlines.
+    A resident's allowance is the seconds that each of its light steps may take, if its heavy
+    ones take what they would take alone. Heavy steps go in the order of least allowance; those
+    left out ``starvation_batches`` times go first. The tightest resident is never made to wait
+    for a looser one, and a deadline that is lost holds nobody up. ``heavy_tokens`` bounds a
+    batch whatever the deadlines say.
     """
 
     def __init__(
@@ -35,7 +37,8 @@ class LatencyBudget:
         """Time of the expected batch: each resident contributes its mix of heavy and light.
 
         The share of heavy steps is taken over what a resident has left at its highest
-        threshold. A heavy step can take no less than its own batch with everybody's light one.
+        threshold. A heavy step takes no less than one heavy step beside everybody else's light
+        one.
         """
         if not residents:
             return StepPace(0.0, 0.0)
@@ -46,47 +49,58 @@ class LatencyBudget:
             share = min(1.0, resident.heavy_left / steps)
             expected += share * full + (1.0 - share) * light
             light_sum += light
-            heaviest = max(heaviest, full)
+            heaviest = max(heaviest, full - light)
         light_s = self._time_s(round(expected), spec)
-        return StepPace(max(light_s, self._time_s(max(heaviest, light_sum), spec)), light_s)
+        return StepPace(max(light_s, self._time_s(light_sum + heaviest, spec)), light_s)
 
     def compose(
         self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
     ) -> tuple[Step, ...]:
         """All light steps; heavy ones while the batch stays within the allowance."""
         chosen: list[Step] = []
-        heavy: list[tuple[bool, float, int]] = []  # (may wait, allowance, candidate)
-        limit_s = math.inf
+        heavy: list[tuple[bool, bool, float, int]] = []  # (may wait, lost, allowance, candidate)
+        limit_s = light_limit_s = math.inf
         tokens = 0
         for index, (resident, step) in enumerate(candidates):
-            allowance_s = self._allowance_s(resident, step, now_s)
-            # A deadline that cannot be met even stepping alone holds nobody up.
-            if allowance_s < limit_s and allowance_s >= self._time_s(step.query_tokens, spec):
-                limit_s = allowance_s
+            allowance_s = self._allowance_s(resident, step, spec, now_s)
             if step.kind.heavy:
-                heavy.append((resident.skipped < self._starvation_batches, allowance_s, index))
+                may_wait = resident.skipped < self._starvation_batches
+                heavy.append((may_wait, allowance_s < 0.0, allowance_s, index))
             else:
                 chosen.append(step)
                 tokens += step.query_tokens
-        budget = tokens + self._heavy_tokens
-        for may_wait, _, index in sorted(heavy):
+            bounds = not step.kind.heavy or resident.heavy_left == math.inf
+            if bounds and allowance_s >= self._time_s(step.query_tokens, spec):
+                limit_s = min(limit_s, allowance_s)
+                if not step.kind.heavy:
+                    light_limit_s = min(light_limit_s, allowance_s)
+        budget, lights = tokens + self._heavy_tokens, len(chosen)
+        for may_wait, lost, allowance_s, index in sorted(heavy):
             step = candidates[index][1]
             tokens += step.query_tokens
-            in_time = not may_wait or self._time_s(tokens, spec) <= limit_s
+            tightest = len(chosen) == lights and not lost and allowance_s <= light_limit_s
+            in_time = tightest or not may_wait or self._time_s(tokens, spec) <= limit_s
             if chosen and not (in_time and tokens <= budget):
                 break
             chosen.append(step)
         return tuple(chosen)
 
-    def _allowance_s(self, resident: Resident, step: Step, now_s: float) -> float:
-        """Seconds per step that the deadline leaves; infinite without a deadline."""
+    def _allowance_s(
+        self, resident: Resident, step: Step, spec: InstanceSpec, now_s: float
+    ) -> float:
+        """Seconds for each light step left (each step, if all are heavy); see the class."""
         slo = resident.request.slo
         if slo.e2e_s is None:
             return math.inf
         forecast = resident.forecast
         index = forecast.thresholds.index(step.threshold) if step.threshold else 0
         left_s = resident.request.arrival_s + self._margin * slo.e2e_s - now_s
-        return left_s / forecast.remaining(index, resident.progress.steps)
+        steps = forecast.remaining(index, resident.progress.steps)
+        if resident.heavy_left == math.inf:
+            return left_s / steps
+        heavy = min(steps, resident.heavy_left)
+        heavy_s = heavy * self._time_s(resident.full_tokens, spec) if heavy else 0.0
+        return (left_s - heavy_s) / max(1.0, steps - heavy)
 
     def _time_s(self, tokens: int, spec: InstanceSpec) -> float:
         return self._cost.step_time_s((Step(_ANY, StepKind.RECOMPUTE, tokens, tokens),), spec)

@@ -1,26 +1,44 @@
 """Accuracy and steps of the bundled model over thresholds, on held-out problems.
 
-``python -m stepserve.engine.bundled.evaluate --problems 400 --seed 2`` prints the table and,
-with ``--json FILE``, writes it together with the figures of every task.
+``python -m stepserve.engine.bundled.evaluate --problems 400 --seed 2`` prints a table and, with
+``--json FILE``, writes it together with the figures of every task. Decoding is done by the
+serving engine itself, in any cache mode, so these are the figures that a server reaches.
 """
 
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from stepserve.engine.bundled.export import DEFAULT_MAX_TOKENS, load_exported
-from stepserve.engine.bundled.sampler import Decoding, Outcome, decode
-from stepserve.engine.bundled.tasks import Problem, sample
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload
+from stepserve.core.request import CacheMode, DiffusionOptions, Family, Request
+from stepserve.engine.bundled.tasks import Problem, correct, sample
+from stepserve.engine.bundled.vocabulary import EOS, prompt_ids
+from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.loader import load_model
+from stepserve.engine.offline import denoise
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
-THRESHOLDS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, None)
-"""None is one token per step."""
+THRESHOLDS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+"""No confidence exceeds 1.0, which therefore means one token per step."""
+BATCH_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One decoded problem: ``steps`` forward passes wrote ``tokens`` tokens (with the EOS)."""
+
+    problem: Problem
+    text: str
+    correct: bool
+    steps: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +52,48 @@ class Summary:
     steps_p50: int
     steps_p90: int
     tokens_per_step: float
+
+
+def held_out_problems(count: int, seed: int) -> list[Problem]:
+    """The first ``count`` evaluation problems of a seed."""
+    rng = random.Random(f"evaluation/{seed}")
+    return [sample(rng, evaluation=True) for _ in range(count)]
+
+
+def decode(
+    executor: DiffusionExecutor,
+    tokenizer: Tokenizer,
+    problems: Sequence[Problem],
+    threshold: float,
+    options: DiffusionOptions,
+    max_tokens: int,
+) -> list[Outcome]:
+    """Decode the problems in batches and check every answer."""
+    outcomes: list[Outcome] = []
+    for begin in range(0, len(problems), BATCH_ROWS):
+        group = problems[begin : begin + BATCH_ROWS]
+        requests = []
+        for index, problem in enumerate(group):
+            ids = tuple(prompt_ids(tokenizer, problem.prompt))
+            request = Request(
+                id=RequestId(str(index)),
+                family=Family.DIFFUSION,
+                model="bundled",
+                prompt_tokens=len(ids),
+                max_output_tokens=max_tokens,
+                arrival_s=0.0,
+                diffusion=options,
+            )
+            requests.append((request, Payload(ids)))
+        for problem, result in zip(
+            group, denoise(executor, requests, threshold).values(), strict=True
+        ):
+            written = result.token_ids
+            text = tokenizer.decode([token for token in written if token != EOS]).strip()
+            outcomes.append(
+                Outcome(problem, text, correct(problem, text), result.steps, len(written))
+            )
+    return outcomes
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
@@ -52,19 +112,22 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
     )
 
 
-def held_out_problems(count: int, seed: int) -> list[Problem]:
-    """The first ``count`` evaluation problems of a seed."""
-    rng = random.Random(f"evaluation/{seed}")
-    return [sample(rng, evaluation=True) for _ in range(count)]
-
-
-def breakdown(outcomes: Sequence[Outcome], by_size: bool) -> dict[str, Summary]:
-    """Summaries per task and kind, or per task, kind and size."""
+def breakdown(outcomes: Sequence[Outcome], key: Callable[[Problem], str]) -> dict[str, Summary]:
+    """Summaries per group of problems that share a key."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        key = f"{outcome.task}/{outcome.kind}" + (f"/{outcome.size}" if by_size else "")
-        groups.setdefault(key, []).append(outcome)
-    return {key: summarize(group) for key, group in sorted(groups.items())}
+        groups.setdefault(key(outcome.problem), []).append(outcome)
+    return {name: summarize(group) for name, group in sorted(groups.items())}
+
+
+def kind(problem: Problem) -> str:
+    """Task and kind of a problem."""
+    return f"{problem.task}/{problem.kind}"
+
+
+def kind_and_size(problem: Problem) -> str:
+    """Task, kind and size of a problem."""
+    return f"{kind(problem)}/{problem.size}"
 
 
 def line(label: str, summary: Summary) -> str:
@@ -76,53 +139,71 @@ def line(label: str, summary: Summary) -> str:
     )
 
 
+def show_failures(outcomes: Sequence[Outcome], count: int) -> None:
+    """Print the first wrong answers next to a valid one."""
+    for outcome in [o for o in outcomes if not o.correct][:count]:
+        print(f"  prompt {outcome.problem.prompt}\n  got    {outcome.text}")
+        print(f"  valid  {outcome.problem.response}")
+
+
+def evaluate(given: argparse.Namespace) -> dict[str, object]:
+    """Run all thresholds, printing as it goes; returns the content of the report."""
+    torch.set_num_threads(given.threads)
+    loaded = load_model(given.model)
+    executor = DiffusionExecutor(loaded, threads=given.threads)
+    tokenizer = Tokenizer.from_file(str(given.model / "tokenizer.json"))
+    problems = held_out_problems(given.problems, given.seed)
+    max_tokens = given.max_tokens or loaded.default_max_tokens
+    options = DiffusionOptions(
+        block_tokens=given.block_length or loaded.default_block_length,
+        cache_mode=CacheMode(given.cache),
+        refresh_blocks=given.refresh_blocks,
+    )
+    report: dict[str, object] = {}
+    print("| threshold | problems | accuracy | steps | p10 / p50 / p90 | tokens per step |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for threshold in given.thresholds:
+        outcomes = decode(executor, tokenizer, problems, threshold, options, max_tokens)
+        print(line(f"**{threshold}**", summarize(outcomes)), flush=True)
+        kinds = breakdown(outcomes, kind)
+        if given.kinds:
+            print("\n".join(line(f"{threshold} {name}", part) for name, part in kinds.items()))
+        show_failures(outcomes, given.failures)
+        report[str(threshold)] = {
+            "all": asdict(summarize(outcomes)),
+            "kinds": {name: asdict(part) for name, part in kinds.items()},
+            "sizes": {n: asdict(p) for n, p in breakdown(outcomes, kind_and_size).items()},
+        }
+    return {
+        "problems": given.problems,
+        "seed": given.seed,
+        "block_length": options.block_tokens,
+        "max_tokens": max_tokens,
+        "cache": given.cache,
+        "refresh_blocks": given.refresh_blocks,
+        "thresholds": report,
+    }
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Command line of the evaluation."""
     parser = argparse.ArgumentParser(description="Evaluate the bundled model.")
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--problems", type=int, default=400)
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--block-length", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS)
-    parser.add_argument("--thresholds", nargs="*", help="numbers, or 'one' for one token a step")
+    parser.add_argument("--block-length", type=int)
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--cache", choices=[mode.value for mode in CacheMode], default="none")
+    parser.add_argument("--refresh-blocks", type=int, default=1)
+    parser.add_argument("--thresholds", nargs="*", type=float, default=THRESHOLDS)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--kinds", action="store_true", help="print every task, too")
     parser.add_argument("--failures", type=int, default=0, help="wrong answers to print")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    model = load_exported(given.model)
-    tokenizer = Tokenizer.from_file(str(given.model / "tokenizer.json"))
-    problems = held_out_problems(given.problems, given.seed)
-    thresholds: Sequence[float | None] = THRESHOLDS
-    if given.thresholds:
-        thresholds = [None if t == "one" else float(t) for t in given.thresholds]
-    report: dict[str, object] = {}
-    print("| threshold | problems | accuracy | steps | p10 / p50 / p90 | tokens per step |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for threshold in thresholds:
-        decoding = Decoding(threshold, given.block_length, given.max_tokens)
-        outcomes = decode(model, tokenizer, problems, decoding)
-        label = "one token" if threshold is None else str(threshold)
-        print(line(f"**{label}**", summarize(outcomes)), flush=True)
-        for key, summary in breakdown(outcomes, by_size=False).items():
-            print(line(f"{label} {key}", summary), flush=True)
-        report[label] = {
-            "all": asdict(summarize(outcomes)),
-            "kinds": {k: asdict(s) for k, s in breakdown(outcomes, by_size=False).items()},
-            "sizes": {k: asdict(s) for k, s in breakdown(outcomes, by_size=True).items()},
-        }
-        show_failures(problems, outcomes, given.failures)
+    report = evaluate(given)
     if given.json:
-        settings = {k: v for k, v in vars(given).items() if k not in ("json", "model", "failures")}
-        content = {"settings": settings, "cache": "none", "thresholds": report}
-        given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def show_failures(problems: Sequence[Problem], outcomes: Sequence[Outcome], count: int) -> None:
-    """Print the first wrong answers next to a valid one."""
-    wrong = [(p, o) for p, o in zip(problems, outcomes, strict=True) if not o.correct]
-    for problem, outcome in wrong[:count]:
-        print(f"  {problem.prompt}\n    got    {outcome.text}\n    valid  {problem.response}")
+        given.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

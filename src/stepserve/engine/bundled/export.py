@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from stepserve.engine.bundled.vocabulary import (
     build_tokenizer,
     save_tokenizer,
 )
-from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.models.transformer import ModelConfig
 
 CONFIG = ModelConfig(
     vocab_size=build_tokenizer().get_vocab_size(),
@@ -32,6 +32,7 @@ CONFIG = ModelConfig(
     eos_token_id=EOS,
     tie_embeddings=True,
     scale_embeddings=True,
+    qkv_bias=True,  # a query that asks for "the token before", whatever stands here, is a bias
 )
 DEFAULT_MAX_TOKENS = 96
 DEFAULT_BLOCK_LENGTH = 16
@@ -81,7 +82,7 @@ def llada_config() -> dict[str, object]:
         "weight_tying": True,
         "input_emb_norm": True,
         "include_bias": False,
-        "include_qkv_bias": False,
+        "include_qkv_bias": True,
         "mask_token_id": MASK,
         "eos_token_id": EOS,
         "pad_token_id": PAD,
@@ -112,13 +113,3 @@ def export_model(weights: dict[str, Tensor], tokenizer: Tokenizer, folder: Path)
     text = json.dumps(llada_config(), indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     save_tokenizer(tokenizer, folder)
-
-
-def load_exported(folder: Path) -> DiffusionTransformer:
-    """The model of an exported folder in float32, ready for evaluation."""
-    model = DiffusionTransformer(CONFIG)
-    stored = load_file(folder / "model.safetensors")
-    with torch.no_grad():
-        for name, weight in model.named_parameters():  # tied weights are listed once
-            weight.copy_(stored[llada_name(name)])
-    return model.eval()

@@ -30,6 +30,9 @@ CATEGORIES = {"animals": ANIMALS, "colors": COLORS, "foods": FOODS}
 HELD_OUT_MODULUS = 20
 """One prompt in this many is held out: never trained on, the only ones evaluated on."""
 
+SEVERAL = 0.5
+"""Share of the look-ups that ask for several independent facts instead of a chain."""
+
 MAX_VALUE = 29
 """Largest value that occurs in a word problem."""
 
@@ -64,7 +67,28 @@ def _problem(
 
 
 def lookup(rng: random.Random) -> Problem:
-    """Follow who told whom, from a given person to the last one, writing every hop."""
+    """Look up who told whom: several people at once, or hop by hop along a chain."""
+    return _several(rng) if rng.random() < SEVERAL else _chain(rng)
+
+
+def _hop(source: str, target: str) -> Node:
+    return (maybe(0.2, " Then"), f" {source}", pick(told=0.75, called=0.25), f" {target}.")
+
+
+def _several(rng: random.Random) -> Problem:
+    """Independent look-ups: repeat the facts about the people asked for, in that order."""
+    size = rng.choices((1, 2, 3, 4), (1, 3, 3, 3))[0]
+    names = rng.sample(NAMES, size + rng.randint(2, 3))
+    facts = [(name, rng.choice([n for n in names if n != name])) for name in names]
+    told = " ".join(f"{a} told {b}." for a, b in facts)
+    asked = rng.sample(facts, size)
+    answer = tuple(_hop(a, b) for a, b in asked)
+    prompt = f"{told} Keep {', '.join(a for a, _ in asked)}."
+    return _problem("lookup", "several", size, prompt, answer, rng)
+
+
+def _chain(rng: random.Random) -> Problem:
+    """Follow who told whom from a given person to the last one, writing every hop."""
     hops = rng.choices((1, 2, 3, 4, 5), (3, 4, 4, 3, 2))[0]
     names = rng.sample(NAMES, hops + 4)
     path, others = names[: hops + 1], names[hops + 1 :]
@@ -73,10 +97,7 @@ def lookup(rng: random.Random) -> Problem:
         facts.append((source, rng.choice([n for n in names if n != source])))
     rng.shuffle(facts)
     told = " ".join(f"{a} told {b}." for a, b in facts)
-    answer: tuple[Node, ...] = tuple(
-        (maybe(0.2, " Then"), f" {a}", pick(told=0.75, called=0.25), f" {b}.")
-        for a, b in pairwise(path)
-    )
+    answer: tuple[Node, ...] = tuple(_hop(a, b) for a, b in pairwise(path))
     answer += (maybe(0.75, " So"), f" {path[-1]}", " is", pick(last=0.8, final=0.2), ".")
     prompt = f"{told} Who is last from {path[0]}?"
     return _problem("lookup", "chain", hops, prompt, answer, rng)
@@ -171,7 +192,7 @@ def arithmetic(rng: random.Random) -> Problem:
     """A word problem answered equation by equation; each result feeds the next one."""
     name, things = rng.choice(NAMES), rng.choice(COUNTED)
     pronoun = "He" if name in HE else "She"
-    steps = rng.choices((1, 2, 3, 4, 5), (1, 3, 4, 3, 2))[0]
+    steps = rng.choices((1, 2, 3, 4), (2, 3, 3, 2))[0]
     value = rng.randint(2, 12)
     prompt = f"{name} has {value} {things}."
     answer: tuple[Node, ...] = ()

@@ -11,6 +11,8 @@ import os
 import random
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +32,13 @@ from stepserve.engine.models.transformer import DiffusionTransformer
 MICRO_ROWS = 16
 POOL_BATCHES = 64  # micro-batches that are drawn and sorted by length together
 WARMUP_UPDATES = 200
-DECAY_FROM = 0.55  # share of the time after which the learning rate falls
+DECAY_FROM = 0.7  # share of the time after which the learning rate falls
+EMBEDDING_RATE = 0.2  # of the learning rate; embeddings are multiplied by sqrt(hidden_size)
 FINAL_RATE = 0.02  # of the peak learning rate
 EMA_DECAY = 0.997
-START_MIX = {"lookup": 0.38, "list": 0.20, "story": 0.10, "arithmetic": 0.32}
+START_MIX = {"lookup": 0.45, "list": 0.18, "story": 0.10, "arithmetic": 0.27}
 """Shares at the beginning: the tasks that are learned slowly come first."""
-MIX_MOVES = (0.4, 0.65)  # shares of the time between which START_MIX gives way to the mix
+MIX_MOVES = (0.58, 0.78)  # shares of the time between which START_MIX gives way to the mix
 MALLOC = {
     # keep freed activations instead of returning them to the system: twice the throughput
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -82,6 +85,8 @@ def new_model(seed: int) -> DiffusionTransformer:
     model = DiffusionTransformer(CONFIG)
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            if name.endswith(".bias"):
+                weight.zero_()
             if weight.ndim == 2:
                 weight.normal_(0.0, CONFIG.hidden_size**-0.5)
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -149,18 +154,22 @@ class Worker:
         self.weights = list(self.model.parameters())
         self.average = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.optimizer = torch.optim.AdamW(
-            self.weights, lr=settings.peak_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+            [{"params": self.weights[:1], "share": EMBEDDING_RATE}, {"params": self.weights[1:]}],
+            lr=settings.peak_rate,
+            betas=(0.9, 0.98),
+            weight_decay=0.01,
+            fused=True,
         )
         self.update, self.tokens, self.seconds_before = 0, 0, 0.0
         self.state_file = settings.out / "state.pt"
         if settings.resume:
             self._load()
-        self.started = time.monotonic()
         self.stream = Stream(
             build_tokenizer(),
             f"{settings.seed}/{rank}/{self.update}",
             f"{settings.seed}/order/{self.update}",
         )
+        self.started = time.monotonic()
 
     def _load(self) -> None:
         state = torch.load(self.state_file, weights_only=True)
@@ -210,7 +219,8 @@ class Worker:
             weight.grad = part.view_as(weight)
         torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate_at(self.settings, self.update, done)
+            rate = rate_at(self.settings, self.update, done)
+            group["lr"] = rate * group.get("share", 1.0)
         self.optimizer.step()
         self.update += 1
         self.tokens += int(token_sum)
@@ -284,12 +294,27 @@ def train(settings: Settings) -> Path:
             f"{MICRO_ROWS} x processes ({settings.processes})"
         )
     settings.out.mkdir(parents=True, exist_ok=True)
-    os.environ.update(MALLOC)  # the allocator reads these when a process starts
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(_process, (settings, port), nprocs=settings.processes)
+    with _environment(MALLOC):  # the allocator reads it when a process starts
+        mp.spawn(_process, (settings, port), nprocs=settings.processes)
     return settings.out / "model"
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for child processes, and put the old ones back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,173 @@
+"""Event sequences that random worlds would seldom hit, one by one."""
+
+from stepserve.control.assemble import assemble_global
+from stepserve.control.global_scheduler import MAX_PLACEMENTS
+from stepserve.core.actions import Finish, Predict, Rebuild, Reject, Send
+from stepserve.core.config import ControlConfig
+from stepserve.core.events import (
+    InstanceLost,
+    InstanceReported,
+    InstanceUp,
+    Predicted,
+    RequestArrived,
+    RequestCancelled,
+    SegmentEnded,
+    SegmentPlaced,
+    SegmentReleased,
+)
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceReport
+from stepserve.core.request import CacheMode, FinishReason, OnMiss, Progress
+from stepserve.core.segment import SegmentEnd
+from stepserve.core.step import Batch
+from stepserve.cost.step_table import StepTable
+from support.toy_world import PROFILE, make_request, make_spec
+
+
+class Cluster:
+    """A global scheduler whose forecasts are answered at once; keeps what it sends."""
+
+    def __init__(self, *specs, now_s=0.0, **config):
+        self.scheduler = assemble_global(ControlConfig(**config), StepTable(PROFILE))
+        self.now_s = now_s
+        for spec in specs:
+            self.tell(InstanceUp(spec))
+
+    def tell(self, event):
+        actions = []
+        for action in self.scheduler.handle(self.now_s, event):
+            if isinstance(action, Predict):
+                steps = tuple(float(20 - i) for i in range(len(action.thresholds)))
+                forecast = StepForecast(action.thresholds, steps, 40.0, action.progress.steps)
+                actions += self.tell(Predicted(action.request.id, forecast))
+            else:
+                actions.append(action)
+        return actions
+
+    def arrive(self, name, **options):
+        return self.tell(RequestArrived(make_request(name, arrival_s=self.now_s, **options)))
+
+
+def placed(actions):
+    return [a.event.segment for a in actions if isinstance(a, Send)]
+
+
+def ended(segment, progress=None, end=SegmentEnd.FINISHED):
+    finished = Progress(settled=60, emitted=40, steps=9, finished=FinishReason.STOP)
+    return SegmentEnded(segment, end, progress or finished)
+
+
+def test_messages_of_an_older_epoch_change_nothing():
+    """An instance that was given up comes back and says it finished the request."""
+    one, two = make_spec("i0"), make_spec("i1")
+    cluster = Cluster(one)
+    (first,) = placed(cluster.arrive("r"))
+    cluster.tell(InstanceUp(two))
+    (second,) = placed(cluster.tell(InstanceLost(one, (("r", Progress(settled=30, steps=4)),))))
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert (second.instance, second.start) == ("i1", 30)
+    assert cluster.tell(ended(first)) == []
+    (finish,) = cluster.tell(ended(second))
+    assert finish.reason is FinishReason.STOP
+    assert cluster.tell(ended(second)) == [], "answered once"
+
+
+def test_a_cancelled_request_whose_instance_is_lost_is_not_placed_again():
+    cluster = Cluster(make_spec("i0"), make_spec("i1"))
+    (segment,) = placed(cluster.arrive("r"))
+    (release,) = cluster.tell(RequestCancelled("r", FinishReason.CANCELLED))
+    assert release.event == SegmentReleased("r", 1)
+    spec = make_spec(segment.instance)
+    actions = cluster.tell(InstanceLost(spec, (("r", Progress(settled=25)),)))
+    assert [type(a) for a in actions] == [Rebuild, Finish]
+    assert actions[1].reason is FinishReason.CANCELLED
+
+
+def test_cancelling_the_head_of_the_queue_lets_the_next_one_in():
+    """8 pages are free of 16: the head needs 12, the one behind it 7."""
+    cluster = Cluster(make_spec("i0", pages=16))
+    cluster.arrive("resident", prompt=80, output=48)
+    assert placed(cluster.arrive("head", prompt=144, output=48)) == []
+    assert placed(cluster.arrive("next", prompt=64, output=48)) == []
+    actions = cluster.tell(RequestCancelled("head", FinishReason.CANCELLED))
+    assert isinstance(actions[0], Finish)
+    assert [s.request_id for s in placed(actions)] == ["next"]
+
+
+def test_a_request_that_loses_every_instance_is_given_up():
+    """It may be what kills them; its neighbours must not pay for ever."""
+    spec = make_spec("i0")
+    cluster = Cluster(spec)
+    cluster.arrive("poison")
+    delays = []
+    for _ in range(MAX_PLACEMENTS):
+        actions = cluster.tell(InstanceLost(spec, (("poison", Progress(settled=20)),)))
+        delays.append(actions[0].after_s)
+        cluster.tell(InstanceUp(spec))
+    assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0]
+    assert isinstance(actions[-1], Finish)
+    assert "6 placements" in actions[-1].error
+    assert not cluster.scheduler.ledger.requests
+
+
+def test_a_batch_that_succeeds_forgives_earlier_losses():
+    spec = make_spec("i0")
+    cluster = Cluster(spec)
+    cluster.tell(InstanceLost(spec, ()))
+    cluster.tell(InstanceUp(spec))
+    report = InstanceReport(spec.id, 1.0, 1.0, (Batch(0, ()), 0.01))
+    cluster.tell(InstanceReported(report))
+    (rebuild,) = cluster.tell(InstanceLost(spec, ()))
+    assert rebuild.after_s == 0.0
+
+
+def test_an_instance_lost_before_it_came_up_is_rebuilt():
+    cluster = Cluster()
+    (rebuild,) = cluster.tell(InstanceLost(make_spec("i0"), ()))
+    assert isinstance(rebuild, Rebuild)
+
+
+def test_a_request_too_large_for_every_instance_does_not_block_the_queue():
+    cluster = Cluster()
+    cluster.arrive("huge", prompt=4000, output=48)
+    cluster.arrive("small")
+    actions = cluster.tell(InstanceUp(make_spec("i0", pages=16)))
+    assert isinstance(actions[0], Finish)
+    assert actions[0].reason is FinishReason.ERROR
+    assert [s.request_id for s in placed(actions)] == ["small"]
+
+
+def test_a_lost_deadline_makes_way_for_one_that_can_be_met():
+    cluster = Cluster(make_spec("i0", residents=1))
+    (segment,) = placed(cluster.arrive("resident"))
+    cluster.arrive("late", e2e_s=1.0)
+    cluster.arrive("in time", e2e_s=9.0)
+    cluster.now_s = 2.0
+    (_, send) = cluster.tell(ended(segment))
+    assert send.event.request.id == "in time"
+    (_, send) = cluster.tell(ended(send.event.segment))
+    assert send.event.request.id == "late"
+
+
+def test_admission_counts_only_those_who_go_first():
+    cluster = Cluster(make_spec("i0", residents=1))
+    cluster.arrive("resident")
+    for index in range(30):
+        cluster.arrive(f"undated{index}")
+    asked = {"e2e_s": 3.0, "on_miss": OnMiss.REJECT}
+    assert not any(isinstance(a, Reject) for a in cluster.arrive("urgent", **asked))
+    for index in range(90):
+        cluster.arrive(f"dated{index}", e2e_s=2.0)
+    assert any(isinstance(a, Reject) for a in cluster.arrive("hopeless", **asked))
+
+
+def test_a_placed_segment_carries_a_fresh_forecast_after_a_loss():
+    spec = make_spec("i0")
+    cluster = Cluster(spec)
+    cluster.arrive("r", cache=CacheMode.NONE)
+    cluster.tell(InstanceLost(spec, (("r", Progress(settled=38, steps=18)),)))
+    (send,) = cluster.tell(InstanceUp(spec))
+    assert isinstance(send.event, SegmentPlaced)
+    assert send.event.forecast.at_steps == 18
+    assert send.to == InstanceId("i0")
