@@ -88,6 +88,14 @@ class DiffusionOptions:
     max_forwards: int | None = None
     expected_output_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises FieldError for a count below 1."""
+        names = ("block_tokens", "refresh_blocks", "max_steps_per_block", "max_forwards")
+        for name in (*names, "expected_output_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise FieldError(f"dlm.{name}", "must be at least 1")
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

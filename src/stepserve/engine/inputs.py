@@ -102,9 +102,13 @@ def new_work(row: Row, step: Step, span: range) -> Work:
 
 
 def pack(
-    works: Sequence[Work], *, eos_token_id: int, shift_logits: bool, dtype: torch.dtype,
+    works: Sequence[Work],
+    *,
+    eos_token_id: int,
+    shift_logits: bool,
+    dtype: torch.dtype,
     device: torch.device,
-) -> Packed:  # fmt: skip
+) -> Packed:
     """Lay the works out side by side, equal shapes next to each other; sets their ``base``."""
     token_ids: list[int] = []
     positions: list[int] = []

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from stepserve.core.denoising import due_step
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.protocols import Executor
-from stepserve.core.request import CacheMode, FinishReason, Progress, Request
+from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
 
 
@@ -25,23 +26,6 @@ class Result:
     def token_ids(self) -> list[int]:
         """Ids of the emitted tokens, the ending one included."""
         return [token.token_id for token in self.tokens]
-
-
-def due_step(request: Request, settled: int, has_state: bool, threshold: float) -> Step:
-    """The step that is due after ``settled`` output tokens.
-
-    A recompute at the start of every ``refresh_blocks``-th block, without a cache, or when
-    the instance holds no keys and values; else a cached step.
-    """
-    options, prompt = request.diffusion, request.prompt_tokens
-    size = options.block_tokens
-    canvas = -(-request.max_output_tokens // size) * size
-    block, within = divmod(settled, size)
-    refresh = within == 0 and block % options.refresh_blocks == 0
-    if refresh or not has_state or options.cache_mode is CacheMode.NONE:
-        return Step(request.id, StepKind.RECOMPUTE, prompt + canvas, prompt + canvas, threshold)
-    queries = size if options.cache_mode is CacheMode.DUAL else canvas - block * size
-    return Step(request.id, StepKind.CACHED, queries, prompt + canvas, threshold)
 
 
 def denoise(

@@ -1,14 +1,14 @@
 """The step program of masked diffusion models (LLaDA, Dream, ...).
 
-Blocks are denoised in order, every step settles at least one position and none beyond its
-block, so the number of settled output tokens alone tells the block and whether it was begun.
-Source: dilaserve.md B4 (executed tokens), B6 (recompute steps left), C8 (cache modes).
+Source: dilaserve.md B6 (recompute steps left), C8 (cache modes); the geometry of a step is in
+``core/denoising``, which offline runs share.
 """
 
 import math
 
+from stepserve.core.denoising import canvas_tokens, due_step
 from stepserve.core.request import CacheMode, Progress, Request
-from stepserve.core.step import Step, StepKind, StepOutcome
+from stepserve.core.step import Step, StepOutcome
 
 
 class DiffusionProgram:
@@ -32,17 +32,8 @@ class DiffusionProgram:
         self, request: Request, progress: Progress, has_state: bool, threshold: float | None
     ) -> Step:
         """Recompute without a cache, without state, or where a block's refresh is due."""
-        options = request.diffusion
-        full = self.full_tokens(request)
-        block, inside = divmod(progress.settled - request.prompt_tokens, options.block_tokens)
-        refresh_due = inside == 0 and block % options.refresh_blocks == 0
-        if options.cache_mode is CacheMode.NONE or not has_state or refresh_due:
-            return Step(request.id, StepKind.RECOMPUTE, full, full, threshold)
-        if options.cache_mode is CacheMode.DUAL:
-            query = options.block_tokens
-        else:
-            query = full - request.prompt_tokens - block * options.block_tokens
-        return Step(request.id, StepKind.CACHED, query, full, threshold)
+        settled = progress.settled - request.prompt_tokens
+        return due_step(request, settled, has_state, threshold)
 
     def heavy_left(self, request: Request, progress: Progress, output_tokens: float) -> float:
         """Refreshes not yet begun (``rec_left`` of B6); every step without a cache.
@@ -63,13 +54,12 @@ class DiffusionProgram:
         if request.diffusion.cache_mode is CacheMode.DUAL:
             return request.diffusion.block_tokens
         if request.diffusion.cache_mode is CacheMode.PREFIX:
-            return self.full_tokens(request) - request.prompt_tokens
+            return canvas_tokens(request)
         return self.full_tokens(request)
 
     def full_tokens(self, request: Request) -> int:
         """Prompt plus canvas; the canvas is the output limit in whole blocks."""
-        block = request.diffusion.block_tokens
-        return request.prompt_tokens + -(-request.max_output_tokens // block) * block
+        return request.prompt_tokens + canvas_tokens(request)
 
     def kv_tokens(self, request: Request) -> int:
         """Every position with a cache, none without."""
