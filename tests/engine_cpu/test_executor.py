@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from stepserve.core.denoising import due_step
 from stepserve.core.errors import CapacityError, FieldError, StepserveError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import CacheMode, FinishReason, Progress
 from stepserve.core.step import Batch, Step, StepKind
 from stepserve.engine.loader import LoadedModel
-from stepserve.engine.offline import denoise, due_step
+from stepserve.engine.offline import denoise
 
 MASK, EOS = 1, 2
 

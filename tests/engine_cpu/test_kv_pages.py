@@ -5,12 +5,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepserve.core.denoising import due_step
 from stepserve.core.errors import CapacityError
 from stepserve.core.ids import RequestId
 from stepserve.core.request import CacheMode, Progress
 from stepserve.core.step import Batch
 from stepserve.engine.kv_pages import PagePool
-from stepserve.engine.offline import due_step
 
 PAGE, CAPACITY = 4, 30
 

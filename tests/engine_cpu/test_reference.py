@@ -5,9 +5,10 @@ from statistics import fmean, median
 import pytest
 import torch
 
+from stepserve.core.denoising import due_step
 from stepserve.core.request import CacheMode, Progress
 from stepserve.core.step import Batch
-from stepserve.engine.offline import denoise, due_step
+from stepserve.engine.offline import denoise
 
 
 class DenseAttention:
