@@ -1,7 +1,8 @@
 """Training batches: problems as token rows, noised the way a response is decoded.
 
-Half of the rows are masked anywhere in the response (the LLaDA objective); the other half show
-a state of block-wise decoding: a clean prefix, one noisy block, and everything after it masked.
+A third of the rows each is masked anywhere in the response (the LLaDA objective), shows a state
+of block-wise decoding (a clean prefix, one noisy block, everything after it masked), or asks for
+the next few tokens only (a clean prefix, everything after it masked).
 """
 
 import random
@@ -18,6 +19,9 @@ BLOCK_LENGTHS = (8, 16, 32)
 CANVAS_STEP = 8  # canvases are multiples of this many tokens
 MAX_CANVAS = 128
 EOS_FILL_WEIGHT = 0.1
+FRONTIER_SHARE = 0.35  # of the rows
+BLOCK_SHARE = 0.325  # of the rows; the rest is masked at random anywhere in the response
+FRONTIER_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +63,46 @@ def make_row(tokenizer: Tokenizer, rng: random.Random, shares: dict[str, float])
 
 
 def noise(row: Row, level: float, rng: random.Random) -> tuple[list[bool], list[bool]]:
-    """Which canvas positions are masked, and which of those carry loss."""
+    """Which canvas positions are masked, and which of those carry loss.
+
+    ``level`` is the chance of a position to be masked, where masking is random.
+    """
+    chance = rng.random()
+    if chance < FRONTIER_SHARE:
+        return _frontier(row, rng)
     size = len(row.canvas)
     masked = [rng.random() < max(level, 1 / size) for _ in range(size)]
-    if rng.random() < 0.5:
-        block = rng.choice(BLOCK_LENGTHS)
-        blocks_with_answer = -(-row.answer // block)
-        start = rng.randrange(blocks_with_answer) * block
-        end = min(start + block, size)
-        middle = masked[start:end]
-        if not any(middle):
-            middle[rng.randrange(len(middle))] = True
-        hidden = [False] * start + middle + [True] * (size - end)
-        return hidden, [False] * start + middle + [False] * (size - end)
+    if chance < FRONTIER_SHARE + BLOCK_SHARE:
+        return _block(row, masked, rng)
     if not any(masked):
         masked[rng.randrange(row.answer)] = True
     return masked, masked
+
+
+def _frontier(row: Row, rng: random.Random) -> tuple[list[bool], list[bool]]:
+    """Everything from a random position on is masked; loss on the next few tokens.
+
+    Random masking rarely asks what a look-up needs: a name occurs twice in a chain, and a
+    masked one is mostly copied from its visible twin. Here the answer must come from the prompt.
+    """
+    size = len(row.canvas)
+    start = rng.randrange(row.answer)
+    end = min(start + FRONTIER_TOKENS, row.answer)
+    masked = [False] * start + [True] * (size - start)
+    return masked, [start <= index < end for index in range(size)]
+
+
+def _block(row: Row, masked: list[bool], rng: random.Random) -> tuple[list[bool], list[bool]]:
+    """A state of block-wise decoding: clean prefix, one noisy block, masked suffix."""
+    size, length = len(row.canvas), rng.choice(BLOCK_LENGTHS)
+    blocks_with_answer = -(-row.answer // length)
+    start = rng.randrange(blocks_with_answer) * length
+    end = min(start + length, size)
+    middle = masked[start:end]
+    if not any(middle):
+        middle[rng.randrange(len(middle))] = True
+    before, after = [False] * start, size - end
+    return before + middle + [True] * after, before + middle + [False] * after
 
 
 def make_batch(rows: list[Row], rng: random.Random) -> Batch:
@@ -97,6 +125,6 @@ def make_batch(rows: list[Row], rng: random.Random) -> Batch:
         weight[row.answer :] *= EOS_FILL_WEIGHT
         total = float(weight.sum())
         # mean over the row's masked tokens; a row with few of them says less and counts less
-        weights[index, start:end] = weight / total * min(1.0, 0.2 + 0.8 * total / 12) / count
+        weights[index, start:end] = weight / total * min(1.0, 0.4 + 0.6 * total / 8) / count
         valid[index, :end] = True
     return Batch(inputs, targets, weights, valid)

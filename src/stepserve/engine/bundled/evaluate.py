@@ -146,24 +146,18 @@ def show_failures(outcomes: Sequence[Outcome], count: int) -> None:
         print(f"  valid  {outcome.problem.response}")
 
 
-def evaluate(given: argparse.Namespace) -> dict[str, object]:
-    """Run all thresholds, printing as it goes; returns the content of the report."""
-    torch.set_num_threads(given.threads)
-    loaded = load_model(given.model)
-    executor = DiffusionExecutor(loaded, threads=given.threads)
+def run(
+    given: argparse.Namespace, executor: DiffusionExecutor, options: DiffusionOptions
+) -> dict[str, object]:
+    """All thresholds in one cache mode, printing as it goes; returns the figures."""
     tokenizer = Tokenizer.from_file(str(given.model / "tokenizer.json"))
     problems = held_out_problems(given.problems, given.seed)
-    max_tokens = given.max_tokens or loaded.default_max_tokens
-    options = DiffusionOptions(
-        block_tokens=given.block_length or loaded.default_block_length,
-        cache_mode=CacheMode(given.cache),
-        refresh_blocks=given.refresh_blocks,
-    )
     report: dict[str, object] = {}
+    print(f"cache {options.cache_mode}, refresh every {options.refresh_blocks} block(s)")
     print("| threshold | problems | accuracy | steps | p10 / p50 / p90 | tokens per step |")
     print("| --- | --- | --- | --- | --- | --- |")
     for threshold in given.thresholds:
-        outcomes = decode(executor, tokenizer, problems, threshold, options, max_tokens)
+        outcomes = decode(executor, tokenizer, problems, threshold, options, given.max_tokens)
         print(line(f"**{threshold}**", summarize(outcomes)), flush=True)
         kinds = breakdown(outcomes, kind)
         if given.kinds:
@@ -175,13 +169,31 @@ def evaluate(given: argparse.Namespace) -> dict[str, object]:
             "sizes": {n: asdict(p) for n, p in breakdown(outcomes, kind_and_size).items()},
         }
     return {
+        "cache": options.cache_mode.value,
+        "refresh_blocks": options.refresh_blocks,
+        "thresholds": report,
+    }
+
+
+def evaluate(given: argparse.Namespace) -> dict[str, object]:
+    """Evaluate in every cache mode and refresh interval asked for."""
+    torch.set_num_threads(given.threads)
+    loaded = load_model(given.model)
+    executor = DiffusionExecutor(loaded, threads=given.threads)
+    given.max_tokens = given.max_tokens or loaded.default_max_tokens
+    block = given.block_length or loaded.default_block_length
+    runs = []
+    for mode in map(CacheMode, given.cache):
+        intervals = given.refresh_blocks if mode is not CacheMode.NONE else [1]
+        for blocks in intervals:
+            options = DiffusionOptions(block_tokens=block, cache_mode=mode, refresh_blocks=blocks)
+            runs.append(run(given, executor, options))
+    return {
         "problems": given.problems,
         "seed": given.seed,
-        "block_length": options.block_tokens,
-        "max_tokens": max_tokens,
-        "cache": given.cache,
-        "refresh_blocks": given.refresh_blocks,
-        "thresholds": report,
+        "block_length": block,
+        "max_tokens": given.max_tokens,
+        "runs": runs,
     }
 
 
@@ -193,9 +205,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--block-length", type=int)
     parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--cache", choices=[mode.value for mode in CacheMode], default="none")
-    parser.add_argument("--refresh-blocks", type=int, default=1)
-    parser.add_argument("--thresholds", nargs="*", type=float, default=THRESHOLDS)
+    parser.add_argument(
+        "--cache", nargs="+", choices=[mode.value for mode in CacheMode], default=["none"]
+    )
+    parser.add_argument("--refresh-blocks", nargs="+", type=int, default=[1])
+    parser.add_argument("--thresholds", nargs="+", type=float, default=THRESHOLDS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kinds", action="store_true", help="print every task, too")
     parser.add_argument("--failures", type=int, default=0, help="wrong answers to print")

@@ -30,7 +30,7 @@ CATEGORIES = {"animals": ANIMALS, "colors": COLORS, "foods": FOODS}
 HELD_OUT_MODULUS = 20
 """One prompt in this many is held out: never trained on, the only ones evaluated on."""
 
-SEVERAL = 0.5
+SEVERAL = 0.4
 """Share of the look-ups that ask for several independent facts instead of a chain."""
 
 MAX_VALUE = 29
@@ -92,14 +92,14 @@ def _chain(rng: random.Random) -> Problem:
     hops = rng.choices((1, 2, 3, 4, 5), (3, 4, 4, 3, 2))[0]
     names = rng.sample(NAMES, hops + 4)
     path, others = names[: hops + 1], names[hops + 1 :]
-    facts = list(pairwise(path))
-    for source in others[: rng.randint(1, 3)]:
-        facts.append((source, rng.choice([n for n in names if n != source])))
+    facts = [f"{a} told {b}." for a, b in pairwise(path)]
+    for source in others[: rng.randint(1, 2)]:
+        facts.append(f"{source} told {rng.choice([n for n in names if n != source])}.")
+    facts += [f"{path[-1]} is last.", f"{others[-1]} is last."]
     rng.shuffle(facts)
-    told = " ".join(f"{a} told {b}." for a, b in facts)
     answer: tuple[Node, ...] = tuple(_hop(a, b) for a, b in pairwise(path))
     answer += (maybe(0.75, " So"), f" {path[-1]}", " is", pick(last=0.8, final=0.2), ".")
-    prompt = f"{told} Who is last from {path[0]}?"
+    prompt = f"{' '.join(facts)} Who is last from {path[0]}?"
     return _problem("lookup", "chain", hops, prompt, answer, rng)
 
 
@@ -233,7 +233,7 @@ TASKS: dict[str, Callable[[random.Random], Problem]] = {
     "arithmetic": arithmetic,
 }
 
-MIX = {"lookup": 0.28, "list": 0.14, "story": 0.34, "arithmetic": 0.24}
+MIX = {"lookup": 0.26, "list": 0.12, "story": 0.40, "arithmetic": 0.22}
 """Shares of the tasks in the mix that every quality figure of the project is measured on."""
 
 
