@@ -18,6 +18,7 @@ from stepserve.engine.bundled.vocabulary import (
     build_tokenizer,
     save_tokenizer,
 )
+from stepserve.engine.loader import ARCHITECTURES
 from stepserve.engine.models.transformer import ModelConfig
 
 CONFIG = ModelConfig(
@@ -36,28 +37,7 @@ CONFIG = ModelConfig(
 )
 DEFAULT_MAX_TOKENS = 96
 DEFAULT_BLOCK_LENGTH = 16
-
-_PARTS = {
-    "attn_norm": "attn_norm",
-    "q_proj": "q_proj",
-    "k_proj": "k_proj",
-    "v_proj": "v_proj",
-    "o_proj": "attn_out",
-    "mlp_norm": "ff_norm",
-    "gate_proj": "ff_proj",
-    "up_proj": "up_proj",
-    "down_proj": "ff_out",
-}
-
-
-def llada_name(name: str) -> str:
-    """Name of a weight in a LLaDA checkpoint, from its name in ``DiffusionTransformer``."""
-    if name == "embed.weight":
-        return "model.transformer.wte.weight"
-    if name == "norm.weight":
-        return "model.transformer.ln_f.weight"
-    _, layer, part, kind = name.split(".")
-    return f"model.transformer.blocks.{layer}.{_PARTS[part]}.{kind}"
+LLADA = ARCHITECTURES["LLaDAModelLM"]
 
 
 def llada_config() -> dict[str, object]:
@@ -102,7 +82,7 @@ def export_model(weights: dict[str, Tensor], tokenizer: Tokenizer, folder: Path)
     """Write the model folder; float16 on disk, the weights file replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        llada_name(name): weight.detach().to(torch.float16).contiguous()
+        LLADA.source(name): weight.detach().to(torch.float16).contiguous()
         for name, weight in weights.items()
         if name != "head.weight"  # tied to the embeddings
     }
