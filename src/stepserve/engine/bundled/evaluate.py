@@ -217,7 +217,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     report = evaluate(given)
     if given.json:
-        given.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps(report, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
