@@ -1,0 +1,41 @@
+"""Where the configuration of ``stepserve serve`` comes from."""
+
+import argparse
+
+import pytest
+
+from stepserve.cli import serve
+from stepserve.cli.main import main
+from stepserve.core.errors import FieldError
+
+
+def configured(*words):
+    parser = argparse.ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    return serve.configuration(parser.parse_args(["serve", *words]))
+
+
+def test_options_override_the_file_and_the_file_the_defaults(tmp_path):
+    path = tmp_path / "serve.toml"
+    path.write_text('port = 9000\ninstances = 3\n[control]\nthreshold = "fixed"\nmargin = 0.8\n')
+    config = configured("--config", str(path), "--port", "9001", "--batching", "all_resident")
+    assert (config.port, config.instances) == (9001, 3)
+    assert config.control.threshold == "fixed"
+    assert (config.control.batching, config.control.margin) == ("all_resident", 0.8)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [("prot = 1", "prot"), ("port = ", "config"), ("[control]\nmargin = 2.0", "control.margin")],
+)
+def test_a_bad_file_names_the_field(tmp_path, text, field):
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    with pytest.raises(FieldError) as error:
+        configured("--config", str(path))
+    assert error.value.field == field
+
+
+def test_a_missing_file_is_one_line_and_status_1(capsys):
+    assert main(["serve", "--config", "nowhere.toml"]) == 1
+    assert capsys.readouterr().err.startswith("stepserve serve: config: nowhere.toml")
