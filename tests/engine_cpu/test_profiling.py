@@ -1,10 +1,9 @@
 """The step-time table that ``stepserve profile`` measures."""
 
-from support.live_cluster import tiny_model
-
 from stepserve.cost.step_table import StepProfile
 from stepserve.engine import profiling
 from stepserve.engine.executor import DiffusionExecutor
+from support.live_cluster import tiny_model
 
 
 def test_every_width_is_measured_for_both_kinds_of_step(monkeypatch):
