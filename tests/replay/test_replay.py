@@ -7,7 +7,6 @@ from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.core.actions import RunBatch
 from stepserve.core.config import ServeConfig
 from stepserve.core.events import Event
-from stepserve.core.ids import InstanceId
 from stepserve.core.request import SLO, CacheMode, FinishReason
 from stepserve.cost.step_table import StepTable
 from stepserve.live.deploy import step_profile
@@ -20,21 +19,25 @@ CONFIG = ServeConfig(instances=2, threads_per_instance=1, kv_pages=64, max_resid
 async def record_a_run(recorder):
     """Deadlines, a cancellation and the loss of an instance: every kind of event occurs."""
     async with running_cluster(CONFIG, recorder) as cluster:
-        lost = []
+        ledger = cluster.loop.scheduler.ledger
+        cancelled_on, lost = [], []
 
         def disturb(request):
-            if request.id == "3":
+            """Cancel the fourth request when it emits; later lose the instance it was not on."""
+            segment = ledger.requests[request.id].segment if request.id in ledger.requests else None
+            if request.id == "3" and not cancelled_on:
+                cancelled_on.append(segment.instance)
                 cluster.frontend.cancel(request.id, FinishReason.CANCELLED)
-            if request.id == "5" and not lost:
-                lost.append(request.id)
-                cluster.transport.kill(InstanceId("instance-1"))
+            elif cancelled_on and not lost and segment and segment.instance != cancelled_on[0]:
+                lost.append(segment.instance)
+                cluster.transport.kill(segment.instance)
 
         jobs = []
         for index in range(14):
             slo = SLO(e2e_s=0.02 * index) if index % 2 else SLO()
             cache = list(CacheMode)[index % 3]
             request, payload = make_live_request(
-                cluster.frontend, str(index), slo=slo, cache=cache, output=17, floor=0.5
+                cluster.frontend, str(index), slo=slo, cache=cache, output=41, floor=0.5
             )
             jobs.append(collect(cluster.frontend, request, payload, disturb))
         await asyncio.gather(*jobs)
