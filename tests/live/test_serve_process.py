@@ -100,8 +100,28 @@ def test_sigterm_finishes_what_was_accepted_and_takes_nothing_new():
         httpx.get(f"{address}/health")
 
 
-def test_a_model_that_is_not_there_is_refused_at_start():
-    command = [sys.executable, "-m", "stepserve.cli.main", "serve", "--model", "nowhere"]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "nowhere"), "model: no config.json in nowhere"),
+        (("--device", "cuda:99"), "device: 'cuda:99' cannot be used"),
+        (("--threshold-policy", "0.8"), "control.threshold: unknown policy '0.8'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_start(options, message):
+    command = [sys.executable, "-m", "stepserve.cli.main", "serve", "--port", "0", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0
-    assert "model: no config.json in nowhere" in done.stderr
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named_at_start():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "stepserve.cli.main", "serve", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert f"port: 127.0.0.1:{port} cannot be used" in done.stderr

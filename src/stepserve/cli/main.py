@@ -51,7 +51,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-_DESCRIPTION = "Serve diffusion and autoregressive language models under latency deadlines."
+_DESCRIPTION = "Serve diffusion language models under latency deadlines."
 
 
 def _module(name: str) -> ModuleType:

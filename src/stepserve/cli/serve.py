@@ -37,7 +37,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         parser.add_argument(flag, type=type(default), help=f"{text} (default {default})")
     for name in POLICIES:
         default = getattr(defaults.control, name)
-        parser.add_argument(f"--{name}", help=f"{name} policy (default {default})")
+        flag = f"--{name}-policy"
+        parser.add_argument(flag, dest=name, help=f"{name} policy (default {default})")
     parser.add_argument("--verbose", action="store_true", help="log every decision and its why")
 
 

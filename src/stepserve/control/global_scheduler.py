@@ -140,6 +140,8 @@ class GlobalScheduler:
         if need_s <= left_s:
             return None
         why = f"predicted {need_s:.3f} s, deadline in {left_s:.3f} s"
+        if left_s <= 0.0:
+            why = "the deadline has passed"
         return Reject(request.id, max(1.0, min(60.0, need_s - left_s)), why)
 
     def _key(self, tracked: Tracked) -> tuple[float, float, RequestId]:

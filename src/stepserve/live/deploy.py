@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +57,12 @@ def load(config: ServeConfig) -> LoadedModel:
     """Load the configured model onto the configured device."""
     if config.dtype not in DTYPES:
         raise FieldError("dtype", f"unknown {config.dtype!r}; known: {', '.join(DTYPES)}")
-    return load_model(model_folder(config.model), torch.device(config.device), DTYPES[config.dtype])
+    try:
+        device = torch.device(config.device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise FieldError("device", f"{config.device!r} cannot be used: {error}") from error
+    return load_model(model_folder(config.model), device, DTYPES[config.dtype])
 
 
 def cores_per_instance(config: ServeConfig) -> int:
@@ -138,6 +144,7 @@ def build_cluster(
         )
         for index in range(config.instances)
     )
+    assemble_local(config.control, specs[0], StepTable(profile))  # refuses unknown policies now
     return Cluster(loop, transport, LiveFrontend(loop, transport), specs)
 
 
@@ -180,16 +187,31 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. A second SIGINT ends at once."""
+        logger.info("draining: accepted requests are finished, nothing new is taken")
         self._frontend.drain()
         super().handle_exit(sig, frame)
 
 
+def listen(config: ServeConfig) -> socket.socket:
+    """Take the port before anything is loaded. Raises FieldError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise FieldError("port", f"{config.host}:{config.port} cannot be used: {error}") from error
+    return listener
+
+
 def serve(config: ServeConfig) -> int:
     """Serve until told to stop; the exit status."""
+    listener = listen(config)
     loaded = load(config)
     cluster = build_cluster(config, loaded)
     app = build_app(config, loaded, cluster)
-    options = uvicorn.Config(app, host=config.host, port=config.port, log_level="warning")
+    options = uvicorn.Config(app, log_level="warning")
     server = _Server(options, cluster.frontend)
 
     async def run() -> None:
@@ -204,7 +226,7 @@ def serve(config: ServeConfig) -> int:
         )
         watch = asyncio.ensure_future(leave_if_nothing_starts())
         try:
-            await server.serve()
+            await server.serve(sockets=[listener])
         finally:
             watch.cancel()
             await cluster.stop()
