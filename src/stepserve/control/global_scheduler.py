@@ -36,8 +36,8 @@ back by: nobody starves for longer while others come."""
 MAX_PLACEMENTS = 6
 """A request whose instances were lost that often is not placed again: it may be the cause."""
 
-MAX_REBUILD_DELAY_S = 30.0
-"""Rebuilds wait 0, 1, 2, 4, ... seconds while no batch succeeds in between."""
+REBUILD_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Before the first, second, ... rebuild in a row without a batch in between."""
 
 
 TOO_LARGE = "prompt and max_tokens need more KV pages than an instance has"
@@ -98,14 +98,8 @@ class GlobalScheduler:
 
     def _predict(self, tracked: Tracked, why: str) -> GlobalAction:
         request = tracked.request
-        return Predict(request, tracked.progress, self._candidates(request), why)
-
-    def _candidates(self, request: Request) -> tuple[float, ...]:
-        """The thresholds a request may run at, highest first."""
-        bounds = request.diffusion.thresholds
-        between = [t for t in self._config.thresholds if bounds.floor < t < bounds.preferred]
-        ends = {bounds.preferred, bounds.floor}
-        return tuple(sorted(ends.union(between), reverse=True))
+        thresholds = self._program.thresholds(request, self._config.thresholds)
+        return Predict(request, tracked.progress, thresholds, why)
 
     def _admit(self, now_s: float, event: Predicted) -> list[GlobalAction]:
         tracked = self.ledger.requests.get(event.request_id)
@@ -247,7 +241,7 @@ class GlobalScheduler:
         """Ask for a rebuild; re-queue what was there, from what reached the frontend."""
         losses = self._losses.get(event.spec.id, 0)
         self._losses[event.spec.id] = losses + 1
-        after_s = min(MAX_REBUILD_DELAY_S, 2.0 ** (losses - 1)) if losses else 0.0
+        after_s = REBUILD_DELAYS_S[min(losses, len(REBUILD_DELAYS_S) - 1)]
         why = f"lost {losses + 1} times in a row"
         actions: list[GlobalAction] = [Rebuild(event.spec, after_s, why)]
         instance = self.ledger.instances.pop(event.spec.id, None)

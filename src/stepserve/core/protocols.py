@@ -21,6 +21,10 @@ class StepProgram(Protocol):
         """Progress of a request that has run no step."""
         ...
 
+    def thresholds(self, request: Request, grid: Sequence[float]) -> tuple[float, ...]:
+        """The thresholds that steps of the request may run at, highest first."""
+        ...
+
     def advance(self, request: Request, progress: Progress, outcome: StepOutcome) -> Progress:
         """Progress after one step with that outcome."""
         ...

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from stepserve.core.denoising import canvas_tokens
 from stepserve.core.errors import FieldError
 from stepserve.core.payload import SamplingParams
 from stepserve.core.request import Confidence, FinishReason, Request
@@ -29,7 +30,7 @@ class Canvas:
         self.limit = request.max_output_tokens
         self.block_tokens = request.diffusion.block_tokens
         self.mask = mask_token_id
-        self.tokens = [mask_token_id] * (-(-self.limit // self.block_tokens) * self.block_tokens)
+        self.tokens = [mask_token_id] * canvas_tokens(request)
         # What a settled position was settled with is unknown after a move: it is certain now.
         self.confidence = [1.0 if k in settled else 0.0 for k in range(self.limit)]
         eos = () if sampling.ignore_eos else (eos_token_id,)

@@ -234,7 +234,7 @@ def serve(config: ServeConfig) -> int:
     async def leave_if_nothing_starts() -> None:
         """A cluster of which no instance could be built is a mistake to be seen at once."""
         while not cluster.loop.ever_up:
-            if cluster.loop.losses >= config.instances:
+            if len(cluster.loop.lost_ids) >= config.instances:
                 logger.error("no instance could be started")
                 server.should_exit = True
             await asyncio.sleep(0.1)

@@ -56,6 +56,7 @@ class ControlLoop:
         self._busy = False
         self.ever_up = False
         self.losses = 0
+        self.lost_ids: set[InstanceId] = set()
         self.broken = False
         self._transport: Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,6 +100,9 @@ class ControlLoop:
         try:
             while self._events:
                 self._handle(self._events.popleft())
+        except Exception:
+            self.broken = True  # whoever posted hears of it; so does /health
+            raise
         finally:
             self._busy = False
 
@@ -108,6 +112,7 @@ class ControlLoop:
         for spec in self._transport.lost():
             logger.warning("instance %s is lost", spec.id)
             self.losses += 1
+            self.lost_ids.add(spec.id)
             self.post(InstanceLost(spec, self._reached(spec.id)))
 
     def _reached(self, instance: InstanceId) -> tuple[tuple[RequestId, Progress], ...]:

@@ -130,8 +130,9 @@ class LocalTransport:
     def close(self) -> None:
         """See ``Transport.close``. An instance that hangs is left behind."""
         self._closed = True
-        for host in self._hosts.values():
+        hosts = list(self._hosts.values())
+        for host in hosts:
             host.inbox.put(None)
-        for host in self._hosts.values():
+        for host in hosts:
             host.join(self._hang_s)
         self._hosts.clear()

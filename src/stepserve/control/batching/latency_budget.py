@@ -20,9 +20,9 @@ class LatencyBudget:
 
     A resident's allowance is the seconds that each of its light steps may take, if its heavy
     ones take what they would take alone. Heavy steps go in the order of least allowance; those
-    left out ``starvation_batches`` times go first. The tightest resident is never made to wait
-    for a looser one, and a deadline that is lost holds nobody up. ``heavy_tokens`` bounds a
-    batch whatever the deadlines say.
+    left out ``starvation_batches`` times go first. One heavy step may exceed what the light
+    ones allow: that of a resident left out so often, or else of one tighter than all of them.
+    A deadline that is lost bounds no batch. ``heavy_tokens`` bounds every batch.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class LatencyBudget:
         for may_wait, lost, allowance_s, index in sorted(heavy):
             step = candidates[index][1]
             tokens += step.query_tokens
-            tightest = len(chosen) == lights and not lost and allowance_s <= light_limit_s
-            in_time = tightest or not may_wait or self._time_s(tokens, spec) <= limit_s
+            first = len(chosen) == lights
+            goes_first = not may_wait or (not lost and allowance_s <= light_limit_s)
+            in_time = (first and goes_first) or self._time_s(tokens, spec) <= limit_s
             if chosen and not (in_time and tokens <= budget):
                 break
             chosen.append(step)

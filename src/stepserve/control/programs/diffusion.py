@@ -5,6 +5,7 @@ Source: dilaserve.md B6 (recompute steps left), C8 (cache modes); the geometry o
 """
 
 import math
+from collections.abc import Sequence
 
 from stepserve.core.denoising import canvas_tokens, due_step
 from stepserve.core.request import CacheMode, Progress, Request
@@ -17,6 +18,12 @@ class DiffusionProgram:
     def start(self, request: Request) -> Progress:
         """The prompt is settled at once."""
         return Progress(settled=request.prompt_tokens)
+
+    def thresholds(self, request: Request, grid: Sequence[float]) -> tuple[float, ...]:
+        """The request's preferred threshold and floor, and what the grid has between them."""
+        bounds = request.diffusion.thresholds
+        between = {t for t in grid if bounds.floor < t < bounds.preferred}
+        return tuple(sorted(between | {bounds.preferred, bounds.floor}, reverse=True))
 
     def advance(self, request: Request, progress: Progress, outcome: StepOutcome) -> Progress:
         """Progress after one denoising step."""
