@@ -199,6 +199,7 @@ def listen(config: ServeConfig) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))
+        listener.listen(2048)  # who connects while the model loads waits instead of failing
     except OSError as error:
         listener.close()
         raise FieldError("port", f"{config.host}:{config.port} cannot be used: {error}") from error
