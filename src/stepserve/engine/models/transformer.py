@@ -47,10 +47,6 @@ class ModelConfig:
         """Size of one attention head."""
         return self.hidden_size // self.heads
 
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of keys and values that one position takes in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
-
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding, half-split layout (as Llama, Qwen2 and LLaDA).
