@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -23,7 +24,7 @@ from tokenizers import Tokenizer
 import stepserve.engine.bundled as bundled
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
-from stepserve.core.request import CacheMode, DiffusionOptions, Family, Request
+from stepserve.core.request import CacheMode, DiffusionOptions, Family, RefreshScope, Request
 from stepserve.engine.attention import attend
 from stepserve.engine.bundled.tasks import sample
 from stepserve.engine.bundled.vocabulary import prompt_ids
@@ -75,11 +76,10 @@ def run_executor(
     executor: DiffusionExecutor,
     prompts: Prompts,
     given: argparse.Namespace,
-    cache: CacheMode,
+    options: DiffusionOptions,
     concurrent: int,
 ):
     """Tokens and forward passes of all prompts, ``concurrent`` of them at a time."""
-    options = DiffusionOptions(block_tokens=given.block, cache_mode=cache)
     results: list[Result] = []
     batches = 0
     for first in range(0, len(prompts), concurrent):
@@ -140,8 +140,9 @@ def main() -> None:
     prompts = [tuple(prompt_ids(tokenizer, problem.prompt)) for problem in problems]
     executor = DiffusionExecutor(loaded)
 
-    def engine(cache: CacheMode, concurrent: int) -> Callable[[], tuple[int, int]]:
-        return lambda: run_executor(executor, prompts, given, cache, concurrent)
+    def engine(cache: CacheMode, concurrent: int, **refresh: Any) -> Callable[[], tuple[int, int]]:
+        options = DiffusionOptions(block_tokens=given.block, cache_mode=cache, **refresh)
+        return lambda: run_executor(executor, prompts, given, options, concurrent)
 
     many = given.concurrent
     best = best_seconds(
@@ -153,6 +154,12 @@ def main() -> None:
             f"executor, {many} at a time, no cache": engine(CacheMode.NONE, many),
             f"executor, {many} at a time, prefix cache": engine(CacheMode.PREFIX, many),
             f"executor, {many} at a time, dual cache": engine(CacheMode.DUAL, many),
+            f"executor, {many} at a time, dual cache, output scope": engine(
+                CacheMode.DUAL, many, refresh_scope=RefreshScope.OUTPUT
+            ),
+            f"executor, {many} at a time, dual cache, every 2nd block": engine(
+                CacheMode.DUAL, many, refresh_blocks=2
+            ),
         },
         given.repeats,
         time.process_time if given.cpu_time else time.perf_counter,

@@ -8,7 +8,7 @@ import torch
 
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
-from stepserve.core.request import CacheMode, DiffusionOptions, Family, Request
+from stepserve.core.request import CacheMode, DiffusionOptions, Family, RefreshScope, Request
 from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
@@ -107,6 +107,7 @@ def make():
         block=8,
         cache=CacheMode.DUAL,
         refresh=1,
+        scope=RefreshScope.FULL,
         max_steps_per_block=None,
         max_forwards=None,
         seed=0,
@@ -118,6 +119,7 @@ def make():
             block_tokens=block,
             cache_mode=cache,
             refresh_blocks=refresh,
+            refresh_scope=scope,
             max_steps_per_block=max_steps_per_block,
             max_forwards=max_forwards,
         )

@@ -7,7 +7,7 @@ from stepserve.core.denoising import due_step
 from stepserve.core.errors import CapacityError, FieldError, StepserveError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
-from stepserve.core.request import CacheMode, FinishReason, Progress
+from stepserve.core.request import CacheMode, DiffusionOptions, FinishReason, Progress, RefreshScope
 from stepserve.core.step import Batch, Step, StepKind
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.offline import denoise
@@ -29,6 +29,8 @@ def test_wrong_steps_fail_alone(tiny, make, executor):
         make("uncached", cache=CacheMode.NONE, seed=4),
         make("prefill", seed=5),
         make("no threshold", seed=6),
+        make("no prompt state", seed=7),
+        make("exact", cache=CacheMode.NONE, seed=8),
     ]
     for request, payload in rows:
         engine.add(request, payload, Progress(), {})
@@ -42,6 +44,8 @@ def test_wrong_steps_fail_alone(tiny, make, executor):
         Step(RequestId("nobody"), heavy, 20, 20, 0.9),
         Step(RequestId("prefill"), StepKind.PREFILL, 20, 20),
         Step(RequestId("no threshold"), heavy, 20, 20),
+        Step(RequestId("no prompt state"), heavy, 16, 20, 0.9),
+        Step(RequestId("exact"), heavy, 16, 20, 0.9),
     )
     by_name = {outcome.request_id: outcome for outcome in done.outcomes}
     good = by_name.pop("good")
@@ -52,6 +56,7 @@ def test_wrong_steps_fail_alone(tiny, make, executor):
         assert outcome.finished is FinishReason.ERROR
         assert outcome.error
     assert "19 of 20" in by_name["short"].error
+    assert "no keys and values of the prompt" in by_name["no prompt state"].error
     assert engine.used_pages == 5, "failed rows are freed"
 
 
@@ -62,6 +67,62 @@ def test_a_cached_step_is_checked_against_the_current_block(tiny, make, executor
     assert run(engine, due_step(request, 0, False, 0.99)).outcomes[0].error is None
     outcome = run(engine, Step(request.id, StepKind.CACHED, 8, 20, 0.9)).outcomes[0]
     assert "executes 16 of 20" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("cache", "refresh", "scope", "executed"),
+    [
+        (CacheMode.NONE, 2, RefreshScope.FULL, [28, 28, 28, 28, 28, 28]),
+        (CacheMode.DUAL, 1, RefreshScope.FULL, [28, 8, 28, 8, 28, 8]),
+        (CacheMode.DUAL, 1, RefreshScope.OUTPUT, [28, 8, 24, 8, 24, 8]),
+        (CacheMode.DUAL, 2, RefreshScope.FULL, [28, 8, 16, 8, 28, 8]),
+        (CacheMode.DUAL, 2, RefreshScope.OUTPUT, [28, 8, 16, 8, 24, 8]),
+        (CacheMode.DUAL, 3, RefreshScope.OUTPUT, [28, 8, 16, 8, 16, 8]),
+        (CacheMode.PREFIX, 1, RefreshScope.OUTPUT, [28, 24, 24, 16, 24, 8]),
+        (CacheMode.PREFIX, 3, RefreshScope.FULL, [28, 24, 24, 16, 16, 8]),
+    ],
+)
+def test_tokens_that_due_steps_execute(scripted, make, executor, cache, refresh, scope, executed):
+    """A prompt of 4 and three blocks of 8, each taking two steps; the executor runs them all."""
+    loaded = scripted(dict.fromkeys(range(1, 24, 8), (10, 0.5)))
+    request, payload = make(output=24, cache=cache, refresh=refresh, scope=scope)
+    engine, seen, settled = executor(loaded), [], 0
+    engine.add(request, payload, Progress(), {})
+    while settled < 24:
+        step = due_step(request, settled, bool(seen), 0.9)
+        outcome = run(engine, step).outcomes[0]
+        assert outcome.error is None
+        settled += outcome.settled
+        seen.append(step.query_tokens)
+    assert seen == executed
+    assert denoise(executor(loaded), [(request, payload)], 0.9)["r"].executed_tokens == sum(seen)
+
+
+def test_after_a_loss_the_prompt_is_recomputed(tiny, make, executor):
+    """Scope output: the prompt's keys and values are rebuilt by the first step on an instance."""
+    loaded = tiny(seed=5)
+    request, payload = make(output=24, scope=RefreshScope.OUTPUT)
+    lost, settled = executor(loaded), {}
+    lost.add(request, payload, Progress(), {})
+    while len(settled) < 8:
+        done = run(lost, due_step(request, len(settled), bool(settled), 0.9))
+        settled |= {token.offset: token.token_id for token in done.settled["r"]}
+    assert due_step(request, 8, True, 0.9).query_tokens == 24
+    again = due_step(request, 8, False, 0.9)
+    assert (again.kind, again.query_tokens) == (StepKind.RECOMPUTE, 28)
+    plain, _ = make(output=24)
+    outcomes = []
+    for other in (request, plain):
+        anew = executor(loaded)
+        anew.add(other, payload, Progress(), settled)
+        outcomes.append(run(anew, again).outcomes[0])
+    assert outcomes[0].error is None
+    assert outcomes[0] == outcomes[1], "as with a full refresh"
+
+
+def test_an_output_scope_needs_a_cache():
+    with pytest.raises(FieldError, match="refresh_scope"):
+        DiffusionOptions(cache_mode=CacheMode.NONE, refresh_scope=RefreshScope.OUTPUT)
 
 
 def test_a_row_steps_once_in_a_batch(tiny, make, executor):
@@ -158,7 +219,8 @@ def test_each_row_has_its_own_threshold(scripted, make, executor):
     """Known fault 2F: row 0's threshold applied to the whole batch."""
     loaded = scripted({}, default=(10, 0.7))
     rows = [make(name, output=8) for name in ("low", "high", "middle")]
-    results = denoise(executor(loaded), rows, {"low": 0.5, "high": 0.9, "middle": 0.6})
+    thresholds = {"low": 0.5, "high": 0.9, "middle": 0.6}
+    results = denoise(executor(loaded), rows, lambda request, _: thresholds[request.id])
     assert [r.steps for r in results.values()] == [1, 8, 1]
 
 
@@ -167,8 +229,15 @@ def test_an_easy_row_does_not_wait_for_a_hard_one(scripted, make, executor):
     loaded = scripted({}, default=(10, 0.7))
     rows = [make("hard", output=8), *(make(f"easy{i}", output=8) for i in range(3))]
     thresholds = {request.id: 0.5 for request, _ in rows} | {"hard": 0.9}
-    results = denoise(executor(loaded), rows, thresholds)
+    results = denoise(executor(loaded), rows, lambda request, _: thresholds[request.id])
     assert [r.steps for r in results.values()] == [8, 1, 1, 1]
+
+
+def test_a_threshold_may_change_from_step_to_step(scripted, make, executor):
+    loaded = scripted({}, default=(10, 0.7))
+    rule = lambda _, settled: 0.9 if settled < 3 else 0.5  # noqa: E731
+    result = denoise(executor(loaded), [make(output=8)], rule)["r"]
+    assert result.steps == 3 + 1
 
 
 def test_what_the_model_cannot_run_is_refused_on_arrival(tiny, make, executor):

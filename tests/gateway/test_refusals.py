@@ -92,6 +92,8 @@ INVALID = [
     ({"dlm": {"block_length": 32}}, "dlm.block_length"),
     ({"dlm": {"cache": "fast"}}, "dlm.cache"),
     ({"dlm": {"cache": "exact", "cache_refresh_interval": 2}}, "dlm.cache_refresh_interval"),
+    ({"dlm": {"cache": "exact", "refresh_scope": "output"}}, "dlm.refresh_scope"),
+    ({"dlm": {"refresh_scope": "prompt"}}, "dlm.refresh_scope"),
     ({"dlm": {"confidence_threshold": 1.1}}, "dlm.confidence_threshold"),
     ({"dlm": {"min_confidence_threshold": 0.95}}, "dlm.min_confidence_threshold"),
     ({"dlm": {"edit_threshold": 0.5}}, "dlm.edit_threshold"),

@@ -4,7 +4,8 @@ import pytest
 
 from gateway.scripted import Gateway, byte_ids
 from stepserve.core.config import ServeConfig, SLOClass
-from stepserve.core.request import CacheMode, OnMiss, ThresholdBounds
+from stepserve.core.request import CacheMode, OnMiss, RefreshScope, ThresholdBounds
+from stepserve.gateway import translate
 
 HELLO = [byte_ids("hel"), byte_ids("lo")]
 CLASSES = {
@@ -157,6 +158,21 @@ async def test_cache(cache, mode):
     """The test server's default is prefix."""
     request, _ = await submitted(dlm={"cache": cache})
     assert request.diffusion.cache_mode is mode
+
+
+@pytest.mark.parametrize(
+    ("dlm", "scope"),
+    [
+        ({"refresh_scope": "output"}, RefreshScope.OUTPUT),
+        ({"refresh_scope": "full", "cache": "exact"}, RefreshScope.FULL),
+        ({"refresh_scope": "auto"}, translate.DEFAULT_REFRESH_SCOPE),
+        ({"refresh_scope": "auto", "cache": "exact"}, RefreshScope.FULL),
+        ({}, translate.DEFAULT_REFRESH_SCOPE),
+    ],
+)
+async def test_refresh_scope(dlm, scope):
+    request, _ = await submitted(dlm=dlm)
+    assert request.diffusion.refresh_scope is scope
 
 
 async def test_other_denoising_options():

@@ -28,10 +28,10 @@ async def leave_after_first_text(cluster, name, cache):
 async def test_a_disconnect_ends_the_work_within_one_step():
     recorder = Recorder()
     config = ServeConfig(instances=1, threads_per_instance=1, kv_pages=64)
-    async with running_cluster(config, recorder) as cluster:
+    async with running_cluster(config, [recorder.note]) as cluster:
         await leave_after_first_text(cluster, "1", CacheMode.NONE)
         await at_rest(cluster)
-    entries = recorder.entries["instance-0", 0]
+    entries = recorder.entries["node0-gpu0", 0]
     released = next(i for i, e in enumerate(entries) if isinstance(e.event, SegmentReleased))
     assert sum(isinstance(e.event, BatchDone) for e in entries[released:]) <= 1
 

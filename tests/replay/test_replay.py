@@ -1,31 +1,35 @@
 """A recorded live run, replayed into fresh schedulers, reproduces every action."""
 
 import asyncio
+import gzip
 import typing
+from pathlib import Path
 
-from stepserve.control.assemble import assemble_global, assemble_local
+import pytest
+
+from stepserve.cli.main import main
 from stepserve.core.actions import RunBatch
-from stepserve.core.config import ServeConfig
-from stepserve.core.events import Event
+from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.events import Event, InstanceStopped, PlanSolved
 from stepserve.core.request import SLO, CacheMode, FinishReason
-from stepserve.cost.step_table import StepTable
-from stepserve.live.deploy import step_profile
-from stepserve.live.recording import Recorder
+from stepserve.cost.step_log import read_step_logs
+from stepserve.live.event_log import read_events
 from support.live_cluster import collect, make_live_request, running_cluster
 
-CONFIG = ServeConfig(instances=2, threads_per_instance=1, kv_pages=64, max_residents=4)
+PLANNED = {PlanSolved, InstanceStopped}
+"""Replayed in ``tests/live/test_control.py``: this cluster plans nothing."""
 
 
-async def record_a_run(recorder):
+async def run_a_cluster(config):
     """Deadlines, a cancellation and the loss of an instance: every kind of event occurs."""
-    async with running_cluster(CONFIG, recorder) as cluster:
+    async with running_cluster(config) as cluster:
         ledger = cluster.loop.scheduler.ledger
         cancelled_on, lost = [], []
 
         def disturb(request):
             """Cancel the fourth request when it emits; later lose the instance it was not on."""
             segment = ledger.requests[request.id].segment if request.id in ledger.requests else None
-            if request.id == "3" and not cancelled_on:
+            if request.id == "3" and not cancelled_on and segment:
                 cancelled_on.append(segment.instance)
                 cluster.frontend.cancel(request.id, FinishReason.CANCELLED)
             elif cancelled_on and not lost and segment and segment.instance != cancelled_on[0]:
@@ -41,33 +45,96 @@ async def record_a_run(recorder):
             )
             jobs.append(collect(cluster.frontend, request, payload, disturb))
         await asyncio.gather(*jobs)
-        return cluster.specs
 
 
-async def test_replay_reproduces_every_action():
-    recorder = Recorder()
-    specs = {spec.id: spec for spec in await record_a_run(recorder)}
-    profile = step_profile(CONFIG)
-    replayed = 0
-    for (instance, _), entries in recorder.entries.items():
-        if instance is None:
-            scheduler = assemble_global(CONFIG.control, StepTable(profile))
-        else:
-            scheduler = assemble_local(CONFIG.control, specs[instance], StepTable(profile))
-        for entry in entries:
-            assert tuple(scheduler.handle(entry.now_s, entry.event)) == entry.actions
-            replayed += 1
-    assert replayed > 200
-    events = {type(e.event) for entries in recorder.entries.values() for e in entries}
-    assert events == set(typing.get_args(Event)), "every kind of event occurred"
-    picked = {
-        step.threshold
-        for entries in recorder.entries.values()
-        for entry in entries
-        for action in entry.actions
-        if isinstance(action, RunBatch)
-        for step in action.batch.steps
-    }
+@pytest.fixture(scope="module", params=["jsonl", "jsonl.gz"])
+def logs(request, tmp_path_factory):
+    """An event log and a step log of the same run."""
+    folder = tmp_path_factory.mktemp("run")
+    config = ServeConfig(
+        instances=2,
+        threads_per_instance=1,
+        kv_pages=64,
+        max_residents=4,
+        events=str(folder / f"events.{request.param}"),
+        log_steps=str(folder / "steps.csv.gz"),
+        control=ControlConfig(caps_every_s=0.0),
+    )
+    asyncio.run(run_a_cluster(config))
+    return Path(config.events), Path(config.log_steps)
+
+
+def test_replay_reproduces_every_action(logs, capsys):
+    assert main(["replay", str(logs[0])]) == 0
+    out = capsys.readouterr().out
+    assert "every action came out again" in out
+    for kind in ("RunBatch", "SegmentPlaced", "CapsSet", "Rebuild", "Finish"):
+        assert f" {kind}\n" in out
+    _, entries = read_events(logs[0])
+    entries = list(entries)
+    assert len(entries) > 200
+    assert {type(e.event) for e in entries} == set(typing.get_args(Event)) - PLANNED
+    batches = [a.batch for e in entries for a in e.actions if isinstance(a, RunBatch)]
+    picked = {step.threshold for batch in batches for step in batch.steps}
     assert len(picked) > 1, "thresholds were chosen, not fixed"
-    assert (None, 0) in recorder.entries
-    assert len(recorder.entries) >= 3, "the global scheduler, both instances"
+    assert len({e.scheduler for e in entries}) >= 4, "global, two local, and the rebuilt one"
+
+
+def reread(path):
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+
+
+def test_a_decision_that_comes_out_otherwise_is_shown(logs, tmp_path, capsys):
+    text = reread(logs[0])
+    changed = tmp_path / "changed.jsonl"
+    assert '"why":"arrived"' in text
+    changed.write_text(text.replace('"why":"arrived"', '"why":"fell from the sky"', 1))
+    assert main(["replay", str(changed)]) == 1
+    out = capsys.readouterr().out
+    assert "first difference: global," in out
+    assert "recorded: Predict(" in out
+    assert "replayed: Predict(" in out
+
+
+def test_a_log_that_was_cut_off_replays_up_to_there(logs, tmp_path):
+    cut = tmp_path / f"cut{logs[0].suffix}"
+    content = logs[0].read_bytes()
+    cut.write_bytes(content[: len(content) * 2 // 3])
+    assert main(["replay", str(cut)]) == 0
+    assert 0 < len(list(read_events(cut)[1])) < len(list(read_events(logs[0])[1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "line 1 cannot be read"), ("{}\n", "line 1 cannot be read"), (None, "cannot be read")],
+)
+def test_what_is_no_event_log_is_refused(tmp_path, capsys, text, message):
+    path = tmp_path / "other.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert main(["replay", str(path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_story_of_a_request_is_told_stop_by_stop(logs, capsys):
+    assert main(["trace", str(logs[0]), "--request", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    stops = [line.split(" s  ", 1)[1] for line in lines]
+    assert stops[0] == (
+        "arrived: prompt 10, at most 41 tokens, deadline in 0.1 s, threshold 0.9 to 0.5, cache dual"
+    )
+    assert stops[1].startswith("predicted: ")
+    assert any(stop.startswith("placed on node0-gpu") for stop in stops)
+    assert any(stop.startswith("recompute step on node0-gpu") for stop in stops)
+    assert any(stop.startswith("cached step on node0-gpu") for stop in stops)
+    assert stops[-1].startswith("finished (length): ")
+    assert main(["trace", str(logs[0]), "--request", "99"]) == 1
+    assert "no '99' among the 14 requests" in capsys.readouterr().err
+
+
+def test_the_step_log_has_a_row_for_every_step_that_counted(logs):
+    rows = read_step_logs([logs[1]])
+    assert rows.truncated == 0
+    assert len(set(rows.request.tolist())) == 14
+    assert set(rows.block_tokens.tolist()) == {8}

@@ -89,7 +89,7 @@ async def collect(frontend, request, payload, on_tokens=None):
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(config=None, recorder=None, loaded=None):
+async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
     config = config or ServeConfig(
         instances=2, threads_per_instance=1, kv_pages=64, max_residents=8
     )
@@ -101,7 +101,7 @@ async def running_cluster(config=None, recorder=None, loaded=None):
             executors.append(self)
 
     with unittest.mock.patch.object(deploy, "DiffusionExecutor", CountedExecutor):
-        cluster = deploy.build_cluster(config, loaded or tiny_model(), recorder)
+        cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner)
         cluster.start()
         try:
             while not cluster.frontend.ready():
@@ -124,3 +124,4 @@ def assert_at_rest(cluster):
     for instance in scheduler.ledger.instances.values():
         assert instance.pages.free == instance.pages.capacity
         assert not instance.placed
+        assert not instance.expected

@@ -251,7 +251,8 @@ def _progress() -> Iterator[Stage]:
 def print_report(result: Result, out: Console) -> None:
     """The tables, and in sentences what it does not show."""
     out.print(f"{result.model} at {result.config.url}", markup=False)
-    for table in tables({name: run.summary for name, run in result.runs.items()}):
+    runs = result.runs.items()
+    for table in tables({n: run.summary for n, run in runs}, {n: run.server for n, run in runs}):
         out.print(table)
     if deadline := _deadline_line(result):
         out.print(deadline)

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from stepserve.cli import watch
 from stepserve.core.errors import FieldError, StepserveError
 
 
@@ -153,6 +154,14 @@ class Client:
                 f"{self.url}/v1/models names no model ({error}); is this an OpenAI-compatible "
                 "server? Give --model if it lists none."
             ) from error
+
+    async def metrics(self) -> Mapping[str, float] | None:
+        """What the server counts; ``None`` if it does not tell."""
+        try:
+            response = await self._http.get("/metrics", timeout=10.0)
+            return watch.parse(response.raise_for_status().text)
+        except (httpx.HTTPError, ValueError):
+            return None
 
     def body(
         self, model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]

@@ -19,8 +19,15 @@ COMMANDS = {
     "bench": "load an OpenAI-compatible server and measure latency, deadlines met and accuracy",
     "chat": "ask one question, or hold a conversation, and see what the answer cost",
     "profile": "measure how long steps of each size take on this machine",
-    "fit": "train the bundled model from nothing but this package",
+    "replay": "check that fresh schedulers make every decision of an event log again",
+    "trace": "tell what happened to one request, when, and why, from an event log",
+    "simulate": "run an experiment on a simulated cluster, with the real schedulers",
+    "plan": "find the tensor-parallel layout for a load, and what it is worth",
+    "fit": "train the bundled model, or a predictor of remaining steps from step logs",
 }
+
+MODULES = {"plan": "capacity"}
+"""Commands whose module is not named like them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +63,7 @@ _DESCRIPTION = "Serve diffusion language models under latency deadlines."
 
 def _module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(f"stepserve.cli.{name}")
+        return importlib.import_module(f"stepserve.cli.{MODULES.get(name, name)}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("stepserve"):
             raise

@@ -19,6 +19,7 @@ from stepserve.cli.plan import (
     request_fields,
 )
 from stepserve.cli.report import Difference, Scored, Summary, summarise
+from stepserve.cli.watch import ServerSide, Watch
 from stepserve.core.errors import StepserveError
 from stepserve.sim.workload import mean_rate_per_s
 
@@ -33,6 +34,7 @@ class Run:
     body: Body
     scored: list[Scored]
     summary: Summary
+    server: ServerSide | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Result:
                 name: {
                     "body": run.body,
                     **asdict(run.summary),
+                    "server": asdict(run.server) if run.server else None,
                     **({"records": _rows(run.scored)} if detailed else {}),
                 }
                 for name, run in self.runs.items()
@@ -128,10 +131,12 @@ async def measure(config: BenchConfig, plan: Plan, client: Client, stage: Stage)
             merged(request_fields(config, job, limit), changes)
             for job, limit in zip(plan.jobs, limits, strict=True)
         ]
+        watch = Watch(client.metrics)
         with stage(name, len(due_s)) as tick:
-            records = await open_loop(due_s, sender(bodies, plan.jobs), tick)
+            async with watch.watching():
+                records = await open_loop(due_s, sender(bodies, plan.jobs), tick)
         scored = _score(records, plan.jobs, limits)
-        runs[name] = Run(changes, scored, summarise(scored))
+        runs[name] = Run(changes, scored, summarise(scored), watch.found())
     return Result(config, model, plan, base, limits, runs)
 
 

@@ -19,31 +19,40 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--model", default=defaults.model, help="'bundled' or a model folder")
     parser.add_argument("--device", default=defaults.device, help="torch device")
     parser.add_argument("--dtype", default=defaults.dtype, help="float32, float16 or bfloat16")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads, as an instance has")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each share")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel degree: so many shares")
     parser.add_argument("--repeats", type=int, default=15, help="timed runs of each size")
-    parser.add_argument("--out", type=Path, default=Path("step_profile.json"), help="result")
+    default = "step_profile.json, or step_profile_tp2.json, ..."
+    parser.add_argument("--out", type=Path, help=f"result; {default}", default=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table, write it; ``serve --profile OUT`` uses it."""
+    """Measure, print the table, write it; ``serve --profile OUT`` uses it.
+
+    Degree g is measured as the in-process cluster runs it: one process on g shares of threads.
+    """
     import torch
 
     from stepserve.engine.executor import DiffusionExecutor
     from stepserve.engine.profiling import measure
     from stepserve.live.deploy import load
 
+    out: Path = vars(args).get("out") or Path(
+        "step_profile.json" if args.tp == 1 else f"step_profile_tp{args.tp}.json"
+    )
+    threads = args.threads * args.tp
     config = ServeConfig(model=args.model, device=args.device, dtype=args.dtype)
     loaded = load(config)
-    torch.set_num_threads(args.threads)
-    executor = DiffusionExecutor(loaded, threads=args.threads)
+    torch.set_num_threads(threads)
+    executor = DiffusionExecutor(loaded, threads=threads)
     seconds = measure(executor, loaded.default_block_length, args.repeats)
     source = (
-        f"measured: {loaded.name}, {args.device}, {args.dtype}, {args.threads} threads, "
+        f"measured: {loaded.name}, {args.device}, {args.dtype}, {threads} threads, "
         f"{platform.machine()}, median of {args.repeats}"
     )
-    StepProfile(tuple(seconds), tuple(seconds.values()), source).save(args.out)
+    StepProfile(tuple(seconds), tuple(seconds.values()), source).save(out)
     print(source)
     for tokens, value in seconds.items():
         print(f"{tokens:6d} tokens {value * 1e3:9.3f} ms {value / tokens * 1e6:8.1f} us/token")
-    print(f"written to {args.out}")
+    print(f"written to {out}")
     return 0

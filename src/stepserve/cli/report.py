@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from stepserve.cli.client import Outcome, Reply
 from stepserve.cli.drive import Record
+from stepserve.cli.watch import ServerSide
 from stepserve.core.request import SLO
 from stepserve.metrics import latency, slo
 from stepserve.metrics.latency import AnswerTrace
+
+R = TypeVar("R")
 
 LAG_WARNING_S = 0.05
 """Client lag (p99) beyond which a run says that the client could not keep the schedule."""
@@ -208,18 +212,26 @@ class Difference:
         return cls(fmean(pairs), deviation / sqrt(len(pairs)), len(pairs))
 
 
-def tables(summaries: Mapping[str, Summary]) -> list[Table]:
-    """What was delivered, how fast, and how right: a row a variant, within 80 columns."""
-    grids = []
-    for columns in (_DELIVERED, _LATENCIES, _QUALITY):
-        grid = Table(box=SIMPLE_HEAD, padding=(0, 1))
-        grid.add_column("variant", no_wrap=True)
-        for name in columns:
-            grid.add_column(name, justify="right")
-        for name, summary in summaries.items():
-            grid.add_row(name, *(cell(summary) for cell in columns.values()))
-        grids.append(grid)
-    return grids
+def tables(
+    summaries: Mapping[str, Summary], servers: Mapping[str, ServerSide | None]
+) -> list[Table]:
+    """What was delivered, how fast, how right, and what the server says it did meanwhile.
+
+    A row a variant, within 80 columns.
+    """
+    grids = [_grid(columns, summaries) for columns in (_DELIVERED, _LATENCIES, _QUALITY)]
+    told = {name: server for name, server in servers.items() if server is not None}
+    return [*grids, _grid(_SERVER, told)] if told else grids
+
+
+def _grid(columns: Mapping[str, Callable[[R], str]], rows: Mapping[str, R]) -> Table:
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    grid.add_column("variant", no_wrap=True)
+    for name in columns:
+        grid.add_column(name, justify="right")
+    for name, row in rows.items():
+        grid.add_row(name, *(cell(row) for cell in columns.values()))
+    return grid
 
 
 def three_digits(value: float | None) -> str:
@@ -240,6 +252,15 @@ def _percent(share: float | None) -> str:
 
 
 _Columns = dict[str, Callable[[Summary], str]]
+
+_SERVER: dict[str, Callable[[ServerSide], str]] = {
+    "cap\nlow / mean": lambda s: f"{s.cap_lowest:.2f} / {s.cap_mean:.2f}",
+    "caps\nupdates": lambda s: f"{s.caps_updates:.0f}",
+    "fore-\ncasts": lambda s: f"{s.forecast_refreshes:.0f}",
+    "moves": lambda s: f"{s.migrations:.0f}",
+    "plans /\nchanges": lambda s: f"{s.plans:.0f} / {s.layout_changes:.0f}",
+    "sched.\nus/event": lambda s: three_digits(s.scheduler_us),
+}
 
 _DELIVERED: _Columns = {
     "done / rejected\n/ failed": lambda s: f"{s.completed} / {s.rejected} / {s.failed}",

@@ -20,10 +20,21 @@ OPTIONS = {
     "device": "torch device, such as cpu or cuda:0",
     "dtype": "float32, float16 or bfloat16",
     "profile": "step-time table from `stepserve profile`, if the model's folder has none",
+    "predictor": "of remaining steps: mean, boosted, or auto: boosted if the model has one",
+    "events": "write every event and decision to this file (.gz: compressed), for `replay`",
+    "log_steps": "write every executed step to this file, to train a predictor on",
     "max_residents": "most requests that one instance steps at a time",
     "kv_pages": "KV pages of each instance",
 }
-POLICIES = ("placement", "batching", "threshold")
+CONTROL_OPTIONS = {
+    "placement": ("--placement-policy", "placement policy"),
+    "batching": ("--batching-policy", "batching policy"),
+    "threshold": ("--threshold-policy", "threshold policy"),
+    "load_control": ("--load-control", "policy of the threshold caps; none: no caps"),
+    "migration": ("--migration", "none, recompute_step or any_step"),
+    "planner": ("--planner", "of the layout: none, greedy or capacity_ilp"),
+    "plan_every_s": ("--plan-every", "seconds between plans"),
+}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -34,11 +45,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     for name, text in OPTIONS.items():
         default = getattr(defaults, name)
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=type(default), help=f"{text} (default {default})")
-    for name in POLICIES:
+        shown = f" (default {default})" if default != "" else ""
+        parser.add_argument(flag, type=type(default), help=text + shown)
+    for name, (flag, text) in CONTROL_OPTIONS.items():
         default = getattr(defaults.control, name)
-        flag = f"--{name}-policy"
-        parser.add_argument(flag, dest=name, help=f"{name} policy (default {default})")
+        parser.add_argument(flag, dest=name, type=type(default), help=f"{text} (default {default})")
     parser.add_argument("--verbose", action="store_true", help="log every decision and its why")
 
 
@@ -47,7 +58,7 @@ def configuration(args: argparse.Namespace) -> ServeConfig:
     table = read_toml(args.config) if args.config else {}
     config = from_table(ServeConfig, table)
     given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
-    chosen = {name: getattr(args, name) for name in POLICIES if getattr(args, name) is not None}
+    chosen = {n: getattr(args, n) for n in CONTROL_OPTIONS if getattr(args, n) is not None}
     control = dataclasses.replace(config.control, **chosen)
     return dataclasses.replace(config, **given, control=control)
 

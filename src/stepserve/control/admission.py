@@ -11,7 +11,6 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import InstanceLoad
 from stepserve.core.protocols import CostModel, StepProgram
 from stepserve.core.request import Progress, Request
-from stepserve.core.step import Step, StepKind
 
 
 def completion_s(
@@ -38,8 +37,7 @@ def completion_s(
 
     def service_s(load: InstanceLoad, residents: int) -> float:
         tokens = round(mean_tokens * residents)
-        step = Step(request.id, StepKind.RECOMPUTE, tokens, tokens)
-        return steps * cost.step_time_s((step,), load.spec)
+        return steps * cost.step_time_s(tokens, residents, load.spec)
 
     if with_room and ahead == 0:
         return min(service_s(load, load.residents + 1) for load in with_room)

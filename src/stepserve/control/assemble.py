@@ -6,9 +6,12 @@ Both worlds call these functions; neither may define a policy.
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
+from stepserve.core.plan import Planner
 from stepserve.core.protocols import (
     BatchingPolicy,
+    CapPolicy,
     CostModel,
+    MigrationPolicy,
     PlacementPolicy,
     StepProgram,
     ThresholdPolicy,
@@ -17,18 +20,33 @@ from stepserve.core.protocols import (
 from .batching.all_resident import AllResident
 from .batching.latency_budget import LatencyBudget
 from .global_scheduler import GlobalScheduler
+from .load_control import LoadControl
 from .local_scheduler import LocalScheduler
+from .placement.faster_elsewhere import FasterElsewhere
 from .placement.least_loaded import LeastLoaded
 from .placement.step_completion import StepCompletion
+from .planning.greedy import GreedyPlanner
+from .planning.two_stage import TwoStagePlanner
 from .programs.diffusion import DiffusionProgram
+from .threshold.at_cap import AtCap
 from .threshold.deadline_fit import DeadlineFit
 from .threshold.fixed import FixedThreshold
+from .threshold.horizon_caps import HorizonCaps
+from .threshold.load_caps import LoadCaps
+from .threshold.schedule_fit import ScheduleFit
 
 
 def assemble_global(config: ControlConfig, cost: CostModel) -> GlobalScheduler:
     """The cluster's scheduler. Raises FieldError for an unknown policy name."""
     program = DiffusionProgram()
-    return GlobalScheduler(config, program, _placement(config, program, cost), cost)
+    return GlobalScheduler(
+        config,
+        program,
+        _placement(config, program, cost),
+        _migration(config, program, cost),
+        LoadControl(_caps(config, cost), program, cost, config.caps_every_s),
+        cost,
+    )
 
 
 def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -> LocalScheduler:
@@ -41,7 +59,20 @@ def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -
         _threshold(config),
         cost,
         config.predict_every_tokens,
+        config.report_every_s,
     )
+
+
+def assemble_planner(config: ControlConfig) -> Planner | None:
+    """What answers ``SolvePlan``, for drivers to call where it may take seconds."""
+    match config.planner:
+        case "none":
+            return None
+        case "greedy":
+            return GreedyPlanner()
+        case "capacity_ilp":
+            return TwoStagePlanner()
+    raise _unknown("planner", config.planner, "none, greedy, capacity_ilp")
 
 
 def _placement(config: ControlConfig, program: StepProgram, cost: CostModel) -> PlacementPolicy:
@@ -51,6 +82,29 @@ def _placement(config: ControlConfig, program: StepProgram, cost: CostModel) -> 
         case "step_completion":
             return StepCompletion(cost, program.full_tokens)
     raise _unknown("placement", config.placement, "least_loaded, step_completion")
+
+
+def _migration(
+    config: ControlConfig, program: StepProgram, cost: CostModel
+) -> MigrationPolicy | None:
+    match config.migration:
+        case "none":
+            return None
+        case "recompute_step" | "any_step":
+            return FasterElsewhere(cost, program.full_tokens, config.migration_gain)
+    raise _unknown("migration", config.migration, "none, recompute_step, any_step")
+
+
+def _caps(config: ControlConfig, cost: CostModel) -> CapPolicy | None:
+    match config.load_control:
+        case "none":
+            return None
+        case "load_caps":
+            tokens = config.resident_tokens or config.heavy_tokens
+            return LoadCaps(cost, margin=config.margin, batch_tokens=tokens)
+        case "horizon_caps":
+            return HorizonCaps(cost, margin=config.margin, batch_tokens=config.heavy_tokens)
+    raise _unknown("load_control", config.load_control, "none, load_caps, horizon_caps")
 
 
 def _batching(config: ControlConfig, cost: CostModel) -> BatchingPolicy:
@@ -73,7 +127,12 @@ def _threshold(config: ControlConfig) -> ThresholdPolicy:
             return FixedThreshold()
         case "deadline_fit":
             return DeadlineFit(config.margin)
-    raise _unknown("threshold", config.threshold, "fixed, deadline_fit")
+        case "schedule_fit":
+            return ScheduleFit(config.margin)
+        case "at_cap":
+            return AtCap()
+    known = "fixed, deadline_fit, schedule_fit, at_cap"
+    raise _unknown("threshold", config.threshold, known)
 
 
 def _unknown(field: str, value: str, known: str) -> FieldError:

@@ -12,28 +12,31 @@ from stepserve.core.events import (
     GlobalEvent,
     InstanceLost,
     InstanceReported,
+    InstanceStopped,
     InstanceUp,
+    PlanSolved,
     Predicted,
     RequestArrived,
     RequestCancelled,
     SegmentEnded,
     SegmentPlaced,
-    SegmentReleased,
 )
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.protocols import CostModel, PlacementPolicy, StepProgram
+from stepserve.core.protocols import CostModel, MigrationPolicy, PlacementPolicy, StepProgram
 from stepserve.core.request import FinishReason, OnMiss, Request
-from stepserve.core.segment import Segment, SegmentEnd
+from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 
 from .admission import completion_s
-from .ledger import Ledger, Tracked
+from .ledger import Ledger, Tracked, TrackedInstance
+from .load_control import LoadControl
+from .reconfigure import Reconfiguration
 
 PATIENCE_S = 60.0
 """Due time, after arrival, of a request without a deadline, and what a late request is put
 back by: nobody starves for longer while others come."""
 
-MAX_PLACEMENTS = 6
+MAX_LOSSES = 6
 """A request whose instances were lost that often is not placed again: it may be the cause."""
 
 REBUILD_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -51,13 +54,18 @@ class GlobalScheduler:
         config: ControlConfig,
         program: StepProgram,
         placement: PlacementPolicy,
+        migration: MigrationPolicy | None,
+        load_control: LoadControl,
         cost: CostModel,
     ) -> None:
         self._config = config
         self._program = program
         self._placement = placement
+        self._migration = migration
         self._cost = cost
-        self.ledger = Ledger(program)
+        self.load_control = load_control
+        self.reconfiguration = Reconfiguration(config, cost)
+        self.ledger = Ledger(program, config.resident_tokens, config.admitted_limit)
         self._queue: list[tuple[float, float, RequestId]] = []  # (due, arrival, id), sorted
         self._losses: dict[InstanceId, int] = {}  # in a row, without a batch in between
 
@@ -69,21 +77,27 @@ class GlobalScheduler:
     def handle(self, now_s: float, event: GlobalEvent) -> list[GlobalAction]:
         """Take one event into account and return what is to be done, in order."""
         match event:
-            case RequestArrived():
-                return self._arrive(event.request)
-            case Predicted():
-                return self._admit(now_s, event)
-            case RequestCancelled():
-                return self._cancel(event) + self._place_queued(now_s)
-            case SegmentEnded():
-                return self._end(event) + self._place_queued(now_s)
-            case InstanceUp():
-                self.ledger.add_instance(event.spec, now_s)
-                return self._place_queued(now_s)
             case InstanceReported():
-                return self._hear(event)
+                actions = self._hear(now_s, event)
+            case RequestArrived():
+                actions = self._arrive(event.request)
+            case Predicted():
+                actions = self._admit(now_s, event)
+            case RequestCancelled():
+                actions = self._cancel(event) + self._place_queued(now_s)
+            case SegmentEnded():
+                actions = self._end(event) + self._place_queued(now_s)
+            case InstanceUp():
+                actions = self._come_up(now_s, event) + self._place_queued(now_s)
+            case InstanceStopped():
+                actions = self._stopped(event)
+            case PlanSolved():
+                actions = self.reconfiguration.take(event.plan, self.ledger)
             case InstanceLost():
-                return self._lose(event) + self._place_queued(now_s)
+                actions = self._lose(event) + self._place_queued(now_s)
+        actions += self.load_control.update(now_s, self.ledger)
+        actions += self.reconfiguration.ask(now_s, self.ledger)
+        return actions
 
     def _arrive(self, request: Request) -> list[GlobalAction]:
         if request.id in self.ledger.requests:
@@ -107,6 +121,9 @@ class GlobalScheduler:
             return []
         tracked.forecast = event.forecast
         is_new = tracked.epoch == 0
+        if is_new:
+            self.load_control.admit(tracked)
+            self.reconfiguration.count(tracked)
         if is_new and tracked.request.slo.on_miss is OnMiss.REJECT:
             refusal = self._refuse(now_s, tracked, event.forecast)
             if refusal is not None:
@@ -126,7 +143,7 @@ class GlobalScheduler:
             tracked.progress,
             forecast,
             with_room=self.ledger.view(request, now_s).loads.values(),
-            loads=self.ledger.loads(),
+            loads=tuple(self.ledger.loads()),
             ahead=bisect.bisect_left(self._queue, self._key(tracked)),
             program=self._program,
             cost=self._cost,
@@ -139,8 +156,10 @@ class GlobalScheduler:
         return Reject(request.id, max(1.0, min(60.0, need_s - left_s)), why)
 
     def _key(self, tracked: Tracked) -> tuple[float, float, RequestId]:
-        """Queue order: due time, then arrival. Late requests are put back, once."""
+        """Queue order: due time, then arrival; or arrival alone. Late ones are put back, once."""
         request = tracked.request
+        if self._config.queue == "fcfs_drop":
+            return request.arrival_s, request.arrival_s, request.id
         due_s = request.deadline_s
         if due_s is None:
             due_s = request.arrival_s + PATIENCE_S
@@ -155,7 +174,8 @@ class GlobalScheduler:
         """Place from the head of the queue until its head fits nowhere.
 
         A deadline that passed while its request waited cannot be met any more, so the request
-        makes way for those that can still meet theirs.
+        makes way for those that can still meet theirs; or, with ``fcfs_drop``, it is refused,
+        as in the published system (dilaserve.md B1).
         """
         actions: list[GlobalAction] = []
         while self._queue:
@@ -163,6 +183,9 @@ class GlobalScheduler:
             deadline_s = tracked.request.deadline_s
             if deadline_s is not None and deadline_s < now_s and not tracked.late:
                 self._queue.pop(0)
+                if self._config.queue == "fcfs_drop" and tracked.epoch == 0:
+                    actions.append(self._drop(tracked))
+                    continue
                 tracked.late = True
                 self._enqueue(tracked)
                 continue
@@ -182,7 +205,7 @@ class GlobalScheduler:
     def _send_segment(self, tracked: Tracked, segment: Segment) -> GlobalAction:
         forecast = tracked.forecast
         assert forecast is not None, "queued requests have a forecast"
-        placed = SegmentPlaced(segment, tracked.request, tracked.progress, forecast)
+        placed = SegmentPlaced(segment, tracked.request, tracked.progress, forecast, tracked.cap)
         instance = self.ledger.instances[segment.instance]
         why = f"epoch {segment.epoch}, {len(instance.placed)} residents there"
         return Send(segment.instance, placed, why)
@@ -193,10 +216,14 @@ class GlobalScheduler:
             return []
         if tracked.segment is not None:
             tracked.cancelled = event.reason
-            release = SegmentReleased(event.request_id, tracked.epoch)
-            return [Send(tracked.segment.instance, release, "cancelled")]
+            return [tracked.ask_release(ReleasePoint.STEP, "cancelled")]
         self._queue = [row for row in self._queue if row[2] != event.request_id]
         return [self._finish(tracked, event.reason, None, "cancelled before it was placed")]
+
+    def _drop(self, tracked: Tracked) -> GlobalAction:
+        del self.ledger.requests[tracked.request.id]
+        self.load_control.changed()
+        return Reject(tracked.request.id, 1.0, "its deadline passed while it waited")
 
     def _end(self, event: SegmentEnded) -> list[GlobalAction]:
         tracked = self.ledger.requests.get(event.segment.request_id)
@@ -204,53 +231,96 @@ class GlobalScheduler:
             return []  # an older epoch
         self.ledger.unassign(tracked)
         tracked.progress = event.progress
+        self.load_control.changed()
         if event.end is SegmentEnd.FAILED:
-            return [self._finish(tracked, FinishReason.ERROR, event.error, "step failed")]
-        if event.end is SegmentEnd.FINISHED:
+            actions = [self._finish(tracked, FinishReason.ERROR, event.error, "step failed")]
+        elif event.end is SegmentEnd.FINISHED:
             reason = event.progress.finished or FinishReason.STOP
-            return [self._finish(tracked, reason, None, f"{event.progress.steps} steps")]
-        return self._resume(tracked)
+            actions = [self._finish(tracked, reason, None, f"{event.progress.steps} steps")]
+        elif tracked.successor is not None and tracked.cancelled is None:
+            index = event.segment.index + 1
+            start = event.progress.settled
+            segment = Segment(tracked.request.id, index, start, None, tracked.successor, epoch=0)
+            actions = [self._send_segment(tracked, self.ledger.assign(tracked, segment))]
+        else:
+            actions = self._resume(tracked, "released")
+        return actions + self.reconfiguration.advance(self.ledger)
 
-    def _resume(self, tracked: Tracked) -> list[GlobalAction]:
+    def _resume(self, tracked: Tracked, why: str) -> list[GlobalAction]:
         """A request that lost its place: gone if it was cancelled, else queued anew."""
         if tracked.cancelled is not None:
             return [self._finish(tracked, tracked.cancelled, None, "released as asked")]
-        if tracked.epoch >= MAX_PLACEMENTS:
-            error = f"given up after {tracked.epoch} placements: its instances were lost"
+        if tracked.losses >= MAX_LOSSES:
+            error = f"given up after {tracked.losses} losses of its instances"
             return [self._finish(tracked, FinishReason.ERROR, error, error)]
+        self.ledger.forget_successor(tracked)
         tracked.forecast = None  # made for another state, and at least a placement old
-        return [self._predict(tracked, "lost its place")]
+        return [self._predict(tracked, why)]
 
     def _finish(
         self, tracked: Tracked, reason: FinishReason, error: str | None, why: str
     ) -> GlobalAction:
+        self.ledger.forget_successor(tracked)
         del self.ledger.requests[tracked.request.id]
+        self.load_control.changed()
         return Finish(tracked.request.id, reason, error, why)
 
-    def _hear(self, event: InstanceReported) -> list[GlobalAction]:
-        instance = self.ledger.instances.get(event.report.instance)
-        if instance is not None:
-            instance.report = event.report
-            if event.report.measured is not None:
-                self._losses.pop(instance.spec.id, None)
-                batch, seconds = event.report.measured
-                self._cost.observe(batch.steps, instance.spec, seconds)
+    def _hear(self, now_s: float, event: InstanceReported) -> list[GlobalAction]:
+        report = event.report
+        instance = self.ledger.hear(report)
+        if instance is None:
+            return []
+        if report.measured is not None:
+            self._losses.pop(instance.spec.id, None)
+            batch, seconds = report.measured
+            self._cost.observe(batch.query_tokens, len(batch.steps), instance.spec, seconds)
+        if report.residents:
+            self.load_control.changed()
+            return self._migrate(now_s, instance)
         return []
+
+    def _migrate(self, now_s: float, instance: TrackedInstance) -> list[GlobalAction]:
+        """Ask one resident to go on elsewhere: the one that gets to its cut first."""
+        if self._migration is None or instance.draining or len(instance.placed) < 2:
+            return []
+        rows = [self.ledger.requests[r] for r in instance.placed]
+        rows = [t for t in rows if not t.cutting and t.progress.finished is None]
+        if not rows:
+            return []
+        program = self._program
+        tracked = min(rows, key=lambda t: program.tokens_to_cut(t.request, t.progress))
+        view = self.ledger.room(tracked.request, now_s)
+        source = self.ledger.load(instance)
+        target = self._migration.target(tracked.request, source, view)
+        if target is None:
+            return []
+        self.ledger.expect(tracked, target)
+        at = ReleasePoint.STEP if self._config.migration == "any_step" else ReleasePoint.CUT
+        return [tracked.ask_release(at, f"a step is faster on {target}")]
+
+    def _come_up(self, now_s: float, event: InstanceUp) -> list[GlobalAction]:
+        self.ledger.add_instance(event.spec, now_s)
+        self.reconfiguration.came_up(event.spec)
+        return self.reconfiguration.advance(self.ledger)
+
+    def _stopped(self, event: InstanceStopped) -> list[GlobalAction]:
+        self.ledger.remove_instance(event.spec.id)
+        self.reconfiguration.stopped(event.spec)
+        return self.reconfiguration.advance(self.ledger)
 
     def _lose(self, event: InstanceLost) -> list[GlobalAction]:
         """Ask for a rebuild; re-queue what was there, from what reached the frontend."""
         losses = self._losses.get(event.spec.id, 0)
         self._losses[event.spec.id] = losses + 1
-        after_s = REBUILD_DELAYS_S[min(losses, len(REBUILD_DELAYS_S) - 1)]
-        why = f"lost {losses + 1} times in a row"
-        actions: list[GlobalAction] = [Rebuild(event.spec, after_s, why)]
-        instance = self.ledger.instances.pop(event.spec.id, None)
-        if instance is None:
-            return actions
+        actions: list[GlobalAction] = []
         reached = dict(event.progress)
-        for request_id in instance.placed:
-            tracked = self.ledger.requests[request_id]
-            tracked.segment = None
-            tracked.progress = reached.get(request_id, tracked.progress)
-            actions += self._resume(tracked)
-        return actions
+        for tracked in self.ledger.remove_instance(event.spec.id):
+            tracked.progress = reached.get(tracked.request.id, tracked.progress)
+            tracked.losses += 1
+            actions += self._resume(tracked, "lost its place")
+        if self.reconfiguration.wants_gone(event.spec):
+            self.reconfiguration.stopped(event.spec)
+            return actions + self.reconfiguration.advance(self.ledger)
+        self.reconfiguration.rebuild(event.spec)
+        after_s = REBUILD_DELAYS_S[min(losses, len(REBUILD_DELAYS_S) - 1)]
+        return [Rebuild(event.spec, after_s, f"lost {losses + 1} times in a row"), *actions]

@@ -1,13 +1,16 @@
 """What the global scheduler knows: every unfinished request, and what was promised where."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from stepserve.core.actions import Send
+from stepserve.core.events import SegmentReleased
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import ClusterView, InstanceLoad, InstanceReport, InstanceSpec
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import FinishReason, Progress, Request
-from stepserve.core.segment import Segment
+from stepserve.core.segment import ReleasePoint, Segment
 
 from .pages import PageLedger, pages_for
 
@@ -17,16 +20,28 @@ class Tracked:
     """One unfinished request.
 
     Without a forecast it waits for one; with a forecast and no segment it waits in the
-    queue; with a segment it is resident on exactly that instance.
+    queue; with a segment it is resident on exactly that instance. ``successor`` is where it
+    goes on once its instance lets it go at the next cut; room is reserved there.
     """
 
     request: Request
     progress: Progress
     forecast: StepForecast | None = None
     segment: Segment | None = None
+    successor: InstanceId | None = None
+    cutting: bool = False  # its instance was asked to let it go
     epoch: int = 0
+    losses: int = 0  # placements that ended with the loss of the instance
+    cap: float = 1.0
     cancelled: FinishReason | None = None
     late: bool = False  # its due time passed while it waited
+
+    def ask_release(self, at: ReleasePoint, why: str) -> Send:
+        """The message that takes the segment back; answered by ``SegmentEnded``."""
+        assert self.segment is not None, "only a placed request can be released"
+        self.cutting = True
+        released = SegmentReleased(self.request.id, self.epoch, at)
+        return Send(self.segment.instance, released, why)
 
 
 @dataclass(slots=True)
@@ -37,22 +52,76 @@ class TrackedInstance:
     report: InstanceReport
     pages: PageLedger
     placed: dict[RequestId, int] = field(default_factory=dict)  # full lengths
+    expected: dict[RequestId, int] = field(default_factory=dict)  # reserved for successors
     resident_tokens: int = 0
+    draining: bool = False
+    stopping: bool = False
+    load: InstanceLoad | None = None  # as last worked out; None when something changed
+
+    def reserve(
+        self, held: dict[RequestId, int], request: Request, tokens: int, pages: int
+    ) -> None:
+        """Promise room to a request, under ``placed`` or ``expected``."""
+        self.pages.reserve(request.id, pages)
+        held[request.id] = tokens
+        self.resident_tokens += tokens
+        self.load = None
+
+    def release(self, held: dict[RequestId, int], request_id: RequestId) -> None:
+        """Take a promise back."""
+        self.pages.release(request_id)
+        self.resident_tokens -= held.pop(request_id)
+        self.load = None
 
 
 class Ledger:
     """Requests, instances, and the reservations that tie them together."""
 
-    def __init__(self, program: StepProgram) -> None:
+    def __init__(
+        self, program: StepProgram, resident_tokens: int = 0, admitted_limit: int = 0
+    ) -> None:
+        """``resident_tokens``, ``admitted_limit``: see ``ControlConfig``; 0 is no limit."""
         self._program = program
+        self._resident_tokens = resident_tokens
+        self._admitted_limit = admitted_limit
         self.requests: dict[RequestId, Tracked] = {}
         self.instances: dict[InstanceId, TrackedInstance] = {}
+        self.admitted = 0  # requests that hold a segment
 
     def add_instance(self, spec: InstanceSpec, now_s: float) -> None:
         """An instance that holds nothing."""
         assert spec.id not in self.instances, "an instance comes up once before it is lost"
         report = InstanceReport(spec.id, now_s, now_s)
         self.instances[spec.id] = TrackedInstance(spec, report, PageLedger(spec.page_capacity))
+
+    def remove_instance(self, instance: InstanceId) -> tuple[Tracked, ...]:
+        """Forget an instance; returns the requests that were placed there, now without a place.
+
+        Those that were to go on there stay where they are.
+        """
+        gone = self.instances.pop(instance, None)
+        if gone is None:
+            return ()
+        for request_id in gone.expected:
+            self.requests[request_id].successor = None
+        placed = tuple(self.requests[request_id] for request_id in gone.placed)
+        for tracked in placed:
+            self._leave(tracked)
+        return placed
+
+    def hear(self, report: InstanceReport) -> TrackedInstance | None:
+        """Keep an instance's report, and what it says of its residents."""
+        instance = self.instances.get(report.instance)
+        if instance is None:
+            return None
+        if instance.report.batch_ends_s != report.batch_ends_s:
+            instance.load = None
+        instance.report = report
+        for row in report.residents:
+            tracked = self.requests.get(row.request_id)
+            if tracked is not None and tracked.segment is not None and tracked.epoch == row.epoch:
+                tracked.progress, tracked.forecast = row.progress, row.forecast
+        return instance
 
     def pages(self, request: Request, spec: InstanceSpec) -> int:
         """KV pages that the request needs on an instance."""
@@ -61,46 +130,82 @@ class Ledger:
     def assign(self, tracked: Tracked, segment: Segment) -> Segment:
         """Reserve what the segment needs under a new epoch; returns the stamped segment."""
         request, instance = tracked.request, self.instances[segment.instance]
-        instance.pages.reserve(request.id, self.pages(request, instance.spec))
-        tokens = self._program.full_tokens(request)
-        instance.placed[request.id] = tokens
-        instance.resident_tokens += tokens
+        if tracked.successor == segment.instance:
+            instance.release(instance.expected, request.id)
+        tracked.successor = None
+        pages, tokens = self.pages(request, instance.spec), self._program.full_tokens(request)
+        instance.reserve(instance.placed, request, tokens, pages)
+        self.admitted += 1
         tracked.epoch += 1
         tracked.segment = replace(segment, epoch=tracked.epoch)
         return tracked.segment
+
+    def expect(self, tracked: Tracked, instance_id: InstanceId) -> None:
+        """Reserve room where a request is to go on."""
+        request, instance = tracked.request, self.instances[instance_id]
+        pages, tokens = self.pages(request, instance.spec), self._program.full_tokens(request)
+        instance.reserve(instance.expected, request, tokens, pages)
+        tracked.successor = instance_id
+
+    def forget_successor(self, tracked: Tracked) -> None:
+        """Take back the room reserved where a request was to go on."""
+        if tracked.successor is not None:
+            instance = self.instances[tracked.successor]
+            instance.release(instance.expected, tracked.request.id)
+            tracked.successor = None
 
     def unassign(self, tracked: Tracked) -> None:
         """Release what the current segment reserved; its epoch is over."""
         segment = tracked.segment
         assert segment is not None, "a request without a segment holds no reservation"
+        instance = self.instances[segment.instance]
+        instance.release(instance.placed, segment.request_id)
+        self._leave(tracked)
+
+    def _leave(self, tracked: Tracked) -> None:
         tracked.segment = None
-        instance = self.instances.get(segment.instance)
-        if instance is not None:
-            instance.pages.release(segment.request_id)
-            instance.resident_tokens -= instance.placed.pop(segment.request_id)
+        tracked.cutting = False
+        self.admitted -= 1
 
     def view(self, request: Request, now_s: float) -> ClusterView:
         """The instances with room for the request, as policies see them."""
-        loads = {
-            load.spec.id: load
-            for load in self.loads()
-            if load.residents < load.spec.max_residents
-            and load.free_pages >= self.pages(request, load.spec)
-        }
+        if self._admitted_limit and self.admitted >= self._admitted_limit:
+            return ClusterView(now_s, {})
+        return self.room(request, now_s)
+
+    def room(self, request: Request, now_s: float) -> ClusterView:
+        """As ``view``, for a request that is admitted already."""
+        tokens = self._program.full_tokens(request)
+        kv_tokens = self._program.kv_tokens(request)
+        most = self._resident_tokens
+        loads = {}
+        for load in self.loads():
+            spec = load.spec
+            if (
+                load.residents < spec.max_residents
+                and load.free_pages >= pages_for(kv_tokens, spec.page_tokens)
+                and (not most or not load.residents or load.resident_tokens + tokens <= most)
+            ):
+                loads[spec.id] = load
         return ClusterView(now_s, loads)
 
-    def loads(self) -> list[InstanceLoad]:
-        """Every instance that is up, in the order they came up."""
-        return [
-            InstanceLoad(
+    def loads(self) -> Iterable[InstanceLoad]:
+        """Every instance that takes work, in the order they came up."""
+        for instance in self.instances.values():
+            if not instance.draining:
+                yield instance.load or self.load(instance)
+
+    def load(self, instance: TrackedInstance) -> InstanceLoad:
+        """What was promised on an instance; worked out anew only when it changed."""
+        if instance.load is None:
+            instance.load = InstanceLoad(
                 spec=instance.spec,
-                residents=len(instance.placed),
+                residents=len(instance.placed) + len(instance.expected),
                 resident_tokens=instance.resident_tokens,
                 free_pages=instance.pages.free,
                 batch_ends_s=instance.report.batch_ends_s,
             )
-            for instance in self.instances.values()
-        ]
+        return instance.load
 
     def can_ever_hold(self, request: Request) -> bool:
         """Whether an empty instance could hold the request (true while none is up)."""

@@ -5,9 +5,12 @@ number. At most one batch runs at a time; whenever none runs and somebody is res
 composed.
 """
 
+import math
+
 from stepserve.core.actions import FreeState, LoadState, LocalAction, Predict, Report, RunBatch
 from stepserve.core.events import (
     BatchDone,
+    CapsSet,
     InstanceReported,
     LocalEvent,
     Predicted,
@@ -16,11 +19,11 @@ from stepserve.core.events import (
     SegmentReleased,
 )
 from stepserve.core.ids import RequestId
-from stepserve.core.instance import InstanceReport, InstanceSpec
+from stepserve.core.instance import InstanceReport, InstanceSpec, ResidentReport
 from stepserve.core.protocols import BatchingPolicy, CostModel, StepProgram, ThresholdPolicy
 from stepserve.core.resident import Resident
-from stepserve.core.segment import SegmentEnd
-from stepserve.core.step import Batch, StepOutcome
+from stepserve.core.segment import ReleasePoint, SegmentEnd
+from stepserve.core.step import Batch, Step, StepOutcome
 
 from .pages import PageLedger, pages_for
 
@@ -36,6 +39,7 @@ class LocalScheduler:
         threshold: ThresholdPolicy,
         cost: CostModel,
         predict_every_tokens: int,
+        report_every_s: float,
     ) -> None:
         self.spec = spec
         self._program = program
@@ -43,6 +47,8 @@ class LocalScheduler:
         self._threshold = threshold
         self._cost = cost
         self._predict_every_tokens = predict_every_tokens
+        self._report_every_s = report_every_s
+        self._next_report_s = -math.inf
         self.residents: dict[RequestId, Resident] = {}
         self.pages = PageLedger(spec.page_capacity)
         self._running: Batch | None = None
@@ -57,6 +63,8 @@ class LocalScheduler:
                 actions = self._release(event)
             case Predicted():
                 actions = self._take_forecast(event)
+            case CapsSet():
+                actions = self._take_caps(event)
             case BatchDone():
                 actions = self._settle(now_s, event)
         return actions + self._start_batch(now_s)
@@ -70,10 +78,11 @@ class LocalScheduler:
             segment=event.segment,
             progress=event.progress,
             forecast=event.forecast,
-            full_tokens=program.full_tokens(request),
+            heavy_tokens=program.heavy_tokens(request),
             light_tokens=program.light_tokens(request),
             heavy_left=program.heavy_left(request, event.progress, event.forecast.output_tokens),
             forecast_settled=event.progress.settled,
+            cap=event.cap,
         )
         why = f"epoch {event.segment.epoch}, {pages} pages, {self.pages.free} left"
         return [LoadState(request, event.progress, why)]
@@ -82,10 +91,16 @@ class LocalScheduler:
         resident = self.residents.get(event.request_id)
         if resident is None or resident.segment.epoch != event.epoch:
             return []
-        if self._runs(event.request_id):
-            resident.released = True
+        if resident.release is not ReleasePoint.STEP:  # nothing is sooner than that
+            resident.release = event.at
+        if self._runs(event.request_id) or not self._may_leave(resident):
             return []
         return self._end(resident, SegmentEnd.RELEASED, None)
+
+    def _may_leave(self, resident: Resident) -> bool:
+        if resident.release is ReleasePoint.CUT:
+            return self._program.tokens_to_cut(resident.request, resident.progress) == 0
+        return resident.release is ReleasePoint.STEP
 
     def _take_forecast(self, event: Predicted) -> list[LocalAction]:
         resident = self.residents.get(event.request_id)
@@ -94,30 +109,50 @@ class LocalScheduler:
             self._count_heavy(resident)
         return []
 
+    def _take_caps(self, event: CapsSet) -> list[LocalAction]:
+        for request_id, cap in event.caps:
+            resident = self.residents.get(request_id)
+            if resident is not None:
+                resident.cap = cap
+        return []
+
     def _settle(self, now_s: float, event: BatchDone) -> list[LocalAction]:
         batch = self._running
         if batch is None or batch.id != event.batch_id:
             return []
         self._running = None
-        self._cost.observe(batch.steps, self.spec, event.seconds)
+        self._cost.observe(batch.query_tokens, len(batch.steps), self.spec, event.seconds)
         actions: list[LocalAction] = []
-        for outcome in event.outcomes:
-            actions += self._advance(self.residents[outcome.request_id], outcome)
-        report = InstanceReport(self.spec.id, now_s, now_s, (batch, event.seconds))
+        for step, outcome in zip(batch.steps, event.outcomes, strict=True):
+            actions += self._advance(self.residents[step.request_id], step, outcome)
+        report = InstanceReport(
+            self.spec.id, now_s, now_s, (batch, event.seconds), self._resident_reports(now_s)
+        )
         actions.append(Report(InstanceReported(report), "batch done"))
         return actions
 
-    def _advance(self, resident: Resident, outcome: StepOutcome) -> list[LocalAction]:
+    def _resident_reports(self, now_s: float) -> tuple[ResidentReport, ...]:
+        """What became of everybody, every now and then."""
+        if now_s < self._next_report_s:
+            return ()
+        self._next_report_s = now_s + self._report_every_s
+        return tuple(
+            ResidentReport(request_id, r.segment.epoch, r.progress, r.forecast)
+            for request_id, r in self.residents.items()
+        )
+
+    def _advance(self, resident: Resident, step: Step, outcome: StepOutcome) -> list[LocalAction]:
         request = resident.request
         progress = self._program.advance(request, resident.progress, outcome)
         resident.progress = progress
         resident.has_state = True
-        self._count_heavy(resident)
+        if step.kind.heavy:
+            self._count_heavy(resident)
         if outcome.error is not None:
             return self._end(resident, SegmentEnd.FAILED, outcome.error)
         if progress.finished is not None:
             return self._end(resident, SegmentEnd.FINISHED, None)
-        if resident.released:
+        if resident.release is not None and self._may_leave(resident):
             return self._end(resident, SegmentEnd.RELEASED, None)
         if progress.settled - resident.forecast_settled >= self._predict_every_tokens:
             resident.forecast_settled = progress.settled
@@ -161,7 +196,7 @@ class LocalScheduler:
             resident.skipped = 0 if resident.request.id in chosen else resident.skipped + 1
         self._running = Batch(self._next_batch_id, steps)
         self._next_batch_id += 1
-        seconds = self._cost.step_time_s(steps, self.spec)
+        seconds = self._cost.step_time_s(self._running.query_tokens, len(steps), self.spec)
         why = f"{len(steps)} of {len(residents)} residents, predicted {seconds * 1e3:.2f} ms"
         report = InstanceReport(self.spec.id, now_s, now_s + seconds)
         return [RunBatch(self._running, why), Report(InstanceReported(report), why)]

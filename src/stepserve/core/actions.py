@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stepserve.core.events import GlobalEvent, LocalEvent
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
+from stepserve.core.plan import PlanProblem
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.step import Batch
 
@@ -66,10 +67,26 @@ class FreeState:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """Form an instance again, ``after_s`` from now; answered by ``InstanceUp``."""
+    """Form an instance, ``after_s`` from now; answered by ``InstanceUp``, or ``InstanceLost``."""
 
     spec: InstanceSpec
     after_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tear down an instance that holds nothing; answered by ``InstanceStopped``."""
+
+    spec: InstanceSpec
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SolvePlan:
+    """Ask for the tensor-parallel layout of the cluster; answered by ``PlanSolved``."""
+
+    problem: PlanProblem
     why: str
 
 
@@ -92,6 +109,6 @@ class Finish:
     why: str
 
 
-GlobalAction = Send | Predict | Rebuild | Reject | Finish
+GlobalAction = Send | Predict | Rebuild | Stop | SolvePlan | Reject | Finish
 LocalAction = Report | Predict | LoadState | RunBatch | FreeState
 Action = GlobalAction | LocalAction

@@ -37,22 +37,43 @@ class ControlConfig:
     0.9). ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for
     fewer. ``starvation_batches``: a resident left out that often goes first.
     ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
+    ``admitted_limit``: most requests placed at once, ``resident_tokens``: most full-length
+    tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
+    ``caps_every_s``: least time between two updates of the threshold caps. ``report_every_s``:
+    how often an instance reports on its residents. ``migration_gain``: share by which a step
+    must be faster elsewhere (C6). ``plan_every_s``: how often the layout is planned, on the
+    arrivals of that long.
     """
 
     placement: str = "step_completion"
     batching: str = "latency_budget"
     threshold: str = "deadline_fit"
+    load_control: str = "load_caps"
+    migration: str = "recompute_step"
+    planner: str = "none"
+    queue: str = "deadline"
     thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
     margin: float = 0.9
     queue_limit: int = 256
+    admitted_limit: int = 0
+    resident_tokens: int = 0
     heavy_tokens: int = 8192
     starvation_batches: int = 4
     predict_every_tokens: int = 8
+    caps_every_s: float = 1.0
+    report_every_s: float = 0.25
+    migration_gain: float = 0.05
+    plan_every_s: float = 300.0
+    tp_degrees: tuple[int, ...] = (1, 2, 4)
 
     def __post_init__(self) -> None:
         """Raises FieldError naming the number that makes no sense."""
         for name in ("queue_limit", "heavy_tokens", "starvation_batches", "predict_every_tokens"):
             _check(getattr(self, name) >= 1, f"control.{name}", "must be at least 1")
+        for name in ("admitted_limit", "resident_tokens", "migration_gain", "report_every_s"):
+            _check(getattr(self, name) >= 0, f"control.{name}", "must not be negative")
+        _check(self.caps_every_s >= 0.0, "control.caps_every_s", "must not be negative")
+        _check(self.plan_every_s > 0.0, "control.plan_every_s", "must be positive")
         _check(0.0 < self.margin <= 1.0, "control.margin", "must be in (0, 1]")
         for threshold in self.thresholds:
             _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
@@ -70,6 +91,9 @@ class ServeConfig:
     device: str = "cpu"
     dtype: str = "float32"
     profile: str = ""  # step-time table; default: the one in the model's folder
+    predictor: str = "auto"  # of remaining steps: mean, boosted; auto: boosted if there is one
+    events: str = ""  # file for the event log; none by default
+    log_steps: str = ""  # file for the step log; none by default
     cache_mode: str = "dual"  # what a request's `dlm.cache: auto` means
     max_residents: int = 32
     kv_pages: int = 4096
@@ -94,6 +118,8 @@ class ServeConfig:
         _check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
         _check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")
         _check(self.hang_s > 0.0, "hang_s", "must be positive")
+        predictors = ("auto", "mean", "boosted")
+        _check(self.predictor in predictors, "predictor", f"not in {', '.join(predictors)}")
         modes = ", ".join(CacheMode)
         _check(self.cache_mode in list(CacheMode), "cache_mode", f"must be one of {modes}")
         classes = ", ".join(self.slo_classes)
@@ -136,7 +162,9 @@ def _convert(value: Any, default: Any, path: str) -> Any:
         }
         return {**default, **given}
     if isinstance(default, tuple):
-        return tuple(float(_expect(v, (int, float), path)) for v in _expect(value, list, path))
+        number = type(default[0])
+        kinds = (int, float) if number is float else int
+        return tuple(number(_expect(v, kinds, path)) for v in _expect(value, list, path))
     if isinstance(default, bool) or default is None:
         return _expect(value, bool if isinstance(default, bool) else (int, float), path)
     if isinstance(default, float):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceReport, InstanceSpec
+from stepserve.core.plan import ClusterPlan
 from stepserve.core.request import FinishReason, Progress, Request
-from stepserve.core.segment import Segment, SegmentEnd
+from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 from stepserve.core.step import StepOutcome
 
 
@@ -38,12 +39,16 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlaced:
-    """The global scheduler gives an instance a segment to run."""
+    """The global scheduler gives an instance a segment to run.
+
+    ``cap`` is the highest threshold that load control allows the request for now.
+    """
 
     segment: Segment
     request: Request
     progress: Progress
     forecast: StepForecast
+    cap: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,14 @@ class SegmentReleased:
 
     request_id: RequestId
     epoch: int
+    at: ReleasePoint
+
+
+@dataclass(frozen=True, slots=True)
+class CapsSet:
+    """Load control changed the threshold caps of some requests of an instance."""
+
+    caps: tuple[tuple[RequestId, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,20 @@ class InstanceReported:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceStopped:
+    """Answer to ``Stop``: a drained instance is gone, its GPUs are free."""
+
+    spec: InstanceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSolved:
+    """Answer to ``SolvePlan``."""
+
+    plan: ClusterPlan
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceLost:
     """An instance stopped answering, or never came up.
 
@@ -105,7 +132,9 @@ GlobalEvent = (
     | SegmentEnded
     | InstanceUp
     | InstanceReported
+    | InstanceStopped
+    | PlanSolved
     | InstanceLost
 )
-LocalEvent = SegmentPlaced | SegmentReleased | Predicted | BatchDone
+LocalEvent = SegmentPlaced | SegmentReleased | CapsSet | Predicted | BatchDone
 Event = GlobalEvent | LocalEvent

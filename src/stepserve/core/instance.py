@@ -3,19 +3,36 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepserve.core.ids import InstanceId
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.plan import Slot
+from stepserve.core.request import Progress
 from stepserve.core.step import Batch
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """What an instance is: one model replica on a tensor-parallel group."""
+    """What an instance is: one model replica on a tensor-parallel group.
+
+    ``slot`` says on which GPUs, where the planner may change that.
+    """
 
     id: InstanceId
     tp_degree: int
     page_capacity: int
     page_tokens: int
     max_residents: int
+    slot: Slot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentReport:
+    """How far one resident has come, and the latest forecast of what it still needs."""
+
+    request_id: RequestId
+    epoch: int
+    progress: Progress
+    forecast: StepForecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +40,15 @@ class InstanceReport:
     """What an instance last said, and when.
 
     ``batch_ends_s`` predicts the end of the running batch (``at_s`` when idle). ``measured``
-    is the batch that just ended and its seconds, for the listener's cost model.
+    is the batch that just ended and its seconds, for the listener's cost model. ``residents``
+    come along every now and then (``ControlConfig.report_every_s``).
     """
 
     instance: InstanceId
     at_s: float
     batch_ends_s: float
     measured: tuple[Batch, float] | None = None
+    residents: tuple[ResidentReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepserve.core.forecast import StepForecast
-from stepserve.core.ids import RequestId
-from stepserve.core.instance import ClusterView, InstanceSpec
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec
 from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.resident import Resident, StepPace
@@ -35,6 +35,10 @@ class StepProgram(Protocol):
         """The step that is due. Without state on the instance it must rebuild it (heavy)."""
         ...
 
+    def tokens_to_cut(self, request: Request, progress: Progress) -> int:
+        """Tokens to settle until the request may go on elsewhere at no extra work; 0: now."""
+        ...
+
     def heavy_left(self, request: Request, progress: Progress, output_tokens: float) -> float:
         """Heavy steps still to come if the output ends at ``output_tokens``.
 
@@ -44,6 +48,10 @@ class StepProgram(Protocol):
 
     def light_tokens(self, request: Request) -> int:
         """Tokens that a light step executes (the most, where it varies)."""
+        ...
+
+    def heavy_tokens(self, request: Request) -> int:
+        """Tokens that a usual heavy step executes (the first may execute more)."""
         ...
 
     def full_tokens(self, request: Request) -> int:
@@ -58,11 +66,11 @@ class StepProgram(Protocol):
 class CostModel(Protocol):
     """Predicts how long a batch takes, and learns from what was measured."""
 
-    def step_time_s(self, steps: Sequence[Step], spec: InstanceSpec) -> float:
-        """Seconds that a batch of these steps takes; 0 for an empty batch."""
+    def step_time_s(self, tokens: int, rows: int, spec: InstanceSpec) -> float:
+        """Seconds of a batch that executes ``tokens`` in ``rows`` steps; 0 for no tokens."""
         ...
 
-    def observe(self, steps: Sequence[Step], spec: InstanceSpec, seconds: float) -> None:
+    def observe(self, tokens: int, rows: int, spec: InstanceSpec, seconds: float) -> None:
         """Take a measured batch into account. Called only while an event is handled."""
         ...
 
@@ -93,6 +101,42 @@ class PlacementPolicy(Protocol):
         ...
 
 
+class MigrationPolicy(Protocol):
+    """Chooses whether and where a resident should go on elsewhere."""
+
+    def target(
+        self, request: Request, source: InstanceLoad, view: ClusterView
+    ) -> InstanceId | None:
+        """A better instance than ``source`` among those with room, if there is one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """An unfinished request as load control sees it.
+
+    ``done``: share of the output that is settled. ``tokens``: what it still executes at each of
+    ``thresholds`` (highest first). ``least_s``: seconds below which no end is believed possible
+    (dilaserve.md B6, ``possible``).
+    """
+
+    request: Request
+    done: float
+    thresholds: tuple[float, ...]
+    tokens: tuple[float, ...]
+    least_s: float
+
+
+class CapPolicy(Protocol):
+    """Load control: how high each request's threshold may be, given everybody's demand."""
+
+    def caps(
+        self, demands: Sequence[Demand], specs: Sequence[InstanceSpec], now_s: float
+    ) -> list[float]:
+        """One cap per demand, each of the demand's own thresholds."""
+        ...
+
+
 class BatchingPolicy(Protocol):
     """Chooses which residents step together next, and foretells the pace of their steps."""
 
@@ -111,7 +155,7 @@ class ThresholdPolicy(Protocol):
     """Chooses the confidence threshold of a resident's next step."""
 
     def pick(self, resident: Resident, pace: StepPace, now_s: float) -> float:
-        """One of ``resident.forecast.thresholds``."""
+        """One of ``resident.forecast.thresholds``, none above ``resident.cap`` if possible."""
         ...
 
 

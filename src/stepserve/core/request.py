@@ -30,6 +30,18 @@ class CacheMode(StrEnum):
     DUAL = "dual"  # cached steps execute the block alone
 
 
+class RefreshScope(StrEnum):
+    """What a recompute step executes of a request whose prompt has keys and values already.
+
+    Source: dilaserve.md Part E 3. The prompt's keys and values change little while the output
+    is denoised, and dLLM-Cache refreshes them far less often; here they are computed once per
+    instance, by the first step on it.
+    """
+
+    FULL = "full"  # prompt and canvas (the published systems)
+    OUTPUT = "output"  # the canvas, attending to the prompt's kept keys and values
+
+
 class FinishReason(StrEnum):
     """Why a request ended."""
 
@@ -75,7 +87,8 @@ class ThresholdBounds:
 class DiffusionOptions:
     """How a diffusion request is denoised.
 
-    ``refresh_blocks``: with a cache, recompute at the start of every n-th block.
+    ``refresh_blocks``: with a cache, recompute at the start of every n-th block;
+    ``refresh_scope``: what of the request.
     ``max_steps_per_block`` and ``max_forwards`` are hard caps: when one is reached, every
     position still masked in the block is unmasked at once.
     """
@@ -84,17 +97,20 @@ class DiffusionOptions:
     block_tokens: int = 32
     cache_mode: CacheMode = CacheMode.DUAL
     refresh_blocks: int = 1
+    refresh_scope: RefreshScope = RefreshScope.FULL
     max_steps_per_block: int | None = None
     max_forwards: int | None = None
     expected_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises FieldError for a count below 1."""
+        """Raises FieldError for a count below 1, or an output scope without a cache."""
         names = ("block_tokens", "refresh_blocks", "max_steps_per_block", "max_forwards")
         for name in (*names, "expected_output_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise FieldError(f"dlm.{name}", "must be at least 1")
+        if self.cache_mode is CacheMode.NONE and self.refresh_scope is RefreshScope.OUTPUT:
+            raise FieldError("dlm.refresh_scope", "output needs dlm.cache to be approximate")
 
 
 @dataclass(frozen=True, slots=True)

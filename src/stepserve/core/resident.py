@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.request import Progress, Request
-from stepserve.core.segment import Segment
+from stepserve.core.segment import ReleasePoint, Segment
 
 
 @dataclass(slots=True)
@@ -12,7 +12,7 @@ class Resident:
     """The local scheduler's record of one request it holds.
 
     Only the local scheduler writes it; policies read it. Not frozen: it is the one value
-    that changes at every step of every request. ``full_tokens``, ``light_tokens`` and
+    that changes at every step of every request. ``heavy_tokens``, ``light_tokens`` and
     ``heavy_left`` are the step program's answers, kept because policies ask at every step.
     """
 
@@ -20,13 +20,14 @@ class Resident:
     segment: Segment
     progress: Progress
     forecast: StepForecast
-    full_tokens: int
+    heavy_tokens: int
     light_tokens: int
     heavy_left: float
     forecast_settled: int  # tokens settled when the forecast was asked for
     has_state: bool = False  # keys and values exist on this instance
+    cap: float = 1.0  # the highest threshold that load control allows it
     skipped: int = 0  # batches composed without it since it last ran
-    released: bool = False  # leaves when the running batch ends
+    release: ReleasePoint | None = None  # asked to leave, and when
 
 
 @dataclass(frozen=True, slots=True)

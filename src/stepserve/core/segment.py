@@ -29,3 +29,10 @@ class SegmentEnd(StrEnum):
     FINISHED = "finished"  # the request is complete
     FAILED = "failed"  # this request cannot be continued (its own fault)
     RELEASED = "released"  # let go as asked; the global scheduler knows why
+
+
+class ReleasePoint(StrEnum):
+    """When an instance lets a segment go that it was asked to release."""
+
+    STEP = "step"  # at once, or when the running step ends
+    CUT = "cut"  # before the next step that may start elsewhere at no extra work

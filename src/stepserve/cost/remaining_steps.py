@@ -47,7 +47,7 @@ class Yields:
         return cls(per_step, table["output_tokens"], table["source"])
 
 
-def _most_steps(request: Request, progress: Progress, settled: int) -> float:
+def most_steps(request: Request, progress: Progress, settled: int) -> float:
     """Steps that the request's own caps allow it still; infinite without caps."""
     options, most = request.diffusion, math.inf
     if options.max_forwards is not None:
@@ -85,7 +85,7 @@ class MeanYield:
             expected = settled + (limit - settled) / 2
         output = min(float(limit), max(expected, settled + 1.0))
         left = output - settled
-        most = _most_steps(request, progress, settled)
+        most = most_steps(request, progress, settled)
         steps = tuple(max(1.0, min(most, left / self._yield(t))) for t in thresholds)
         return StepForecast(tuple(thresholds), steps, output, progress.steps)
 

@@ -1,22 +1,22 @@
-"""How long a batch takes, from a measured table that heals itself.
+"""How long a batch takes, from measured tables that heal themselves.
 
 The key is the number of tokens executed in the batch, rounded up to the next profiled size
 (dilaserve.md B2 and D9: profiles are jagged, so they are neither interpolated nor smoothed).
-Beyond the largest size the last entry is scaled in proportion. Observed batches correct the
-table: a common factor learns that the machine is faster or slower than the profiled one, a
-factor per size learns the rest (dilaserve.md Part E 6).
+Beyond the largest size the last entry is scaled in proportion. A host overhead per step and per
+further row, which profiles of the forward pass alone do not contain, is added (D5). Observed
+batches correct the table: a common factor learns that the machine is faster or slower than the
+profiled one, a factor per size learns the rest (Part E 6).
 """
 
 import bisect
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.step import Step
 
 COMMON_RATE = 0.02
 SIZE_RATE = 0.05
@@ -26,11 +26,17 @@ LOG_LIMIT = math.log(8.0)
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Measured seconds per batch size; sizes ascend. ``source`` says where it was measured."""
+    """Measured seconds per batch size; sizes ascend. ``source`` says where it was measured.
+
+    ``host_s`` and ``host_row_s``: seconds outside the table, per step and per row beyond the
+    first.
+    """
 
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
     source: str
+    host_s: float = 0.0
+    host_row_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises FieldError for an empty, unsorted or non-positive table."""
@@ -40,52 +46,81 @@ class StepProfile:
             raise FieldError("profile.sizes", "must ascend from at least 1")
         if not all(s > 0 and math.isfinite(s) for s in self.seconds):
             raise FieldError("profile.seconds", "must be positive and finite")
+        for name in ("host_s", "host_row_s"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise FieldError(f"profile.{name}", "must be finite and not negative")
 
     @classmethod
     def load(cls, path: Path) -> "StepProfile":
         """Read a profile written by ``save``."""
         table = json.loads(path.read_text())
-        return cls(tuple(table["sizes"]), tuple(table["seconds"]), table["source"])
+        host = table.get("host_s", 0.0), table.get("host_row_s", 0.0)
+        return cls(tuple(table["sizes"]), tuple(table["seconds"]), table["source"], *host)
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON."""
-        table = {"source": self.source, "sizes": self.sizes, "seconds": self.seconds}
+        table = {
+            "source": self.source,
+            "host_s": self.host_s,
+            "host_row_s": self.host_row_s,
+            "sizes": self.sizes,
+            "seconds": self.seconds,
+        }
         path.write_text(json.dumps(table, indent=1) + "\n")
+
+    def step_time_s(self, tokens: int, rows: int) -> float:
+        """Seconds of a batch, as profiled; 0 for no tokens."""
+        if tokens <= 0:
+            return 0.0
+        return self.forward_s(self.entry(tokens), tokens) + self.host_time_s(rows)
+
+    def entry(self, tokens: int) -> int:
+        """Index of the profiled size used for this many tokens."""
+        return min(bisect.bisect_left(self.sizes, tokens), len(self.sizes) - 1)
+
+    def forward_s(self, entry: int, tokens: int) -> float:
+        """Seconds of the forward pass alone."""
+        return self.seconds[entry] * max(1.0, tokens / self.sizes[entry])
+
+    def host_time_s(self, rows: int) -> float:
+        """Seconds of a step outside of the forward pass."""
+        return self.host_s + self.host_row_s * (rows - 1)
 
 
 class StepTable:
-    """A ``CostModel`` over one profile. Every scheduler owns its own."""
+    """A ``CostModel`` over one profile per tensor-parallel degree. Every scheduler owns its own."""
 
-    def __init__(self, profile: StepProfile) -> None:
-        self._profile = profile
-        self._common = 0.0
-        self._sizes = [0.0] * len(profile.sizes)
+    def __init__(
+        self,
+        profiles: Mapping[int, StepProfile],
+        *,
+        common_rate: float = COMMON_RATE,
+        size_rate: float = SIZE_RATE,
+    ) -> None:
+        """Rates of 0 switch the learning off."""
+        self._profiles = dict(profiles)
+        self._common = dict.fromkeys(profiles, 1.0)
+        self._sizes = {degree: [1.0] * len(p.sizes) for degree, p in profiles.items()}
+        self._common_rate, self._size_rate = common_rate, size_rate
 
-    def step_time_s(self, steps: Sequence[Step], spec: InstanceSpec) -> float:
-        """Seconds of a batch of these steps on this instance; 0 for an empty batch."""
-        if len(steps) == 1:  # the common question: "what would this many tokens cost?"
-            tokens = steps[0].query_tokens
-        else:
-            tokens = sum(step.query_tokens for step in steps)
+    def step_time_s(self, tokens: int, rows: int, spec: InstanceSpec) -> float:
+        """See ``CostModel.step_time_s``. Raises KeyError for a degree without a profile."""
         if tokens <= 0:
             return 0.0
-        index, seconds = self._entry(tokens)
-        return seconds * math.exp(self._common + self._sizes[index])
+        degree = spec.tp_degree
+        profile = self._profiles[degree]
+        entry = profile.entry(tokens)
+        factor = self._common[degree] * self._sizes[degree][entry]
+        return (profile.forward_s(entry, tokens) + profile.host_time_s(rows)) * factor
 
-    def observe(self, steps: Sequence[Step], spec: InstanceSpec, seconds: float) -> None:
+    def observe(self, tokens: int, rows: int, spec: InstanceSpec, seconds: float) -> None:
         """Move the factors towards what was measured."""
-        predicted = self.step_time_s(steps, spec)
-        if predicted <= 0.0 or seconds <= 0.0:
+        predicted = self.step_time_s(tokens, rows, spec)
+        if predicted <= 0.0 or seconds <= 0.0 or seconds == predicted:
             return
         error = max(-LOG_LIMIT, min(LOG_LIMIT, math.log(seconds / predicted)))
-        index, _ = self._entry(sum(step.query_tokens for step in steps))
-        self._common += COMMON_RATE * error
-        self._sizes[index] += SIZE_RATE * error
-
-    def _entry(self, tokens: int) -> tuple[int, float]:
-        """Index of the profiled size used for this many tokens, and its seconds unhealed."""
-        sizes, seconds = self._profile.sizes, self._profile.seconds
-        index = bisect.bisect_left(sizes, tokens)
-        if index < len(sizes):
-            return index, seconds[index]
-        return len(sizes) - 1, seconds[-1] * tokens / sizes[-1]
+        degree = spec.tp_degree
+        self._common[degree] *= math.exp(self._common_rate * error)
+        entry = self._profiles[degree].entry(tokens)
+        self._sizes[degree][entry] *= math.exp(self._size_rate * error)

@@ -164,7 +164,7 @@ class DiffusionExecutor:
             return _failed(step.request_id, "request is not held on this instance")
         if row.canvas.finished is not None:
             return _outcome(row, settled=0, forced=0)
-        span = row.executed(step.kind)
+        span = row.executed(step)
         if isinstance(span, str):
             return _failed(step.request_id, span)
         if (len(span), row.length) != (step.query_tokens, step.context_tokens):

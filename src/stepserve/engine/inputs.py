@@ -40,20 +40,31 @@ class Row:
         """Positions of prompt and canvas."""
         return len(self.prompt) + len(self.canvas.tokens)
 
-    def executed(self, kind: StepKind) -> range | str:
-        """Positions that a step of a kind executes, or why there is no such step now."""
+    def executed(self, step: Step) -> range | str:
+        """Positions that a step would execute, or why it cannot be run now.
+
+        The step decides, whatever the request's refresh options: a recompute step may execute
+        everything or the canvas alone, a cached one may execute the block before, too.
+        """
         mode = self.request.diffusion.cache_mode
-        if kind is StepKind.RECOMPUTE:
+        if step.kind not in (StepKind.RECOMPUTE, StepKind.CACHED):
+            return f"a diffusion request has no {step.kind} steps"
+        output = range(len(self.prompt), self.length)
+        if step.kind is StepKind.RECOMPUTE and step.query_tokens != len(output):
             return range(self.length)
-        if kind is not StepKind.CACHED:
-            return f"a diffusion request has no {kind} steps"
         if mode is CacheMode.NONE:
-            return "cached step of a request without a cache"
+            return f"{step.kind} step over cached keys and values of a request without a cache"
         if not self.has_state:
-            return "cached step, but no keys and values on this instance"
-        block, prompt = self.canvas.block, len(self.prompt)
-        stop = self.length if mode is CacheMode.PREFIX else prompt + block.stop
-        return range(prompt + block.start, stop)
+            return f"{step.kind} step, but no keys and values of the prompt on this instance"
+        if step.kind is StepKind.RECOMPUTE:
+            return output
+        block = self.canvas.block
+        span = (
+            output[block.start :] if mode is CacheMode.PREFIX else output[block.start : block.stop]
+        )
+        if block.start > 0 and step.query_tokens == len(span) + len(block):
+            return range(span.start - len(block), span.stop)
+        return span
 
     def forbidden(self, offset: int, eos_token_id: int) -> tuple[int, ...]:
         """Token ids that this request rules out at an output offset."""
@@ -75,6 +86,11 @@ class Work:
     span: range
     offsets: list[int]
     base: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether it executes every position, so that it attends to nothing but its own."""
+        return len(self.span) == self.row.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +139,7 @@ def pack(
             positions += work.span
             if work.row.slots is not None:
                 write.append(work.row.slots[work.span.start : work.span.stop])
-        if rows[0].step.kind is StepKind.RECOMPUTE:
+        if rows[0].whole:
             groups.append(Group(start, len(rows), queries))
         else:
             groups.append(cached_group(start, queries, _slots(rows), dtype))
@@ -148,11 +164,10 @@ def pack(
 def _shape(work: Work) -> tuple[bool, bool, int, int]:
     """Sort and group key: rows that write pages first, then rows of one attention shape.
 
-    Contexts of cached rows are alike within a factor of two, which bounds the padding.
+    Contexts that lie in pages are alike within a factor of two, which bounds the padding.
     """
-    recompute = work.step.kind is StepKind.RECOMPUTE
-    context = 0 if recompute else (work.row.length - 1).bit_length()
-    return work.row.slots is None, recompute, len(work.span), context
+    context = 0 if work.whole else (work.row.length - 1).bit_length()
+    return work.row.slots is None, work.whole, len(work.span), context
 
 
 def _tokens(row: Row, span: range) -> Iterable[int]:

@@ -1,6 +1,6 @@
 """Runs requests to their end without a scheduler: for tests, benchmarks and evaluations."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from stepserve.core.denoising import due_step
@@ -10,15 +10,22 @@ from stepserve.core.protocols import Executor
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
 
+ThresholdRule = Callable[[Request, int], float]
+"""Confidence threshold of a request's next step, given how many output tokens are settled."""
+
 
 @dataclass(slots=True)
 class Result:
-    """How one request ended: its emitted tokens in order, and what it took."""
+    """How one request ended: its emitted tokens in order, and what it took.
+
+    ``executed_tokens`` sums the query tokens of its steps.
+    """
 
     tokens: list[SettledToken]
     finished: FinishReason | None
     steps: int = 0
     recomputes: int = 0
+    executed_tokens: int = 0
     forced: int = 0
     error: str | None = None
 
@@ -31,7 +38,7 @@ class Result:
 def denoise(
     executor: Executor,
     requests: Iterable[tuple[Request, Payload]],
-    threshold: float | Mapping[RequestId, float] = 0.9,
+    threshold: float | ThresholdRule = 0.9,
 ) -> dict[RequestId, Result]:
     """Step all requests together, each until its end, and drop them from the executor."""
     held: dict[RequestId, Request] = {}
@@ -49,7 +56,7 @@ def denoise(
                 request,
                 len(tokens[name]),
                 results[name].recomputes > 0,
-                threshold if isinstance(threshold, float) else threshold[name],
+                threshold(request, len(tokens[name])) if callable(threshold) else threshold,
             )
             for name, request in held.items()
         )
@@ -70,6 +77,7 @@ def _record(
 ) -> None:
     result.steps += 1
     result.recomputes += step.kind is StepKind.RECOMPUTE
+    result.executed_tokens += step.query_tokens
     result.forced += outcome.forced
     result.finished, result.error = outcome.finished, outcome.error
     if outcome.finished is not None:

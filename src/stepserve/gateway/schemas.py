@@ -84,6 +84,7 @@ class DLMFields(_Closed):
     algorithm: Literal["low_confidence"] | None = None
     cache: Literal["exact", "approximate", "auto", "none", "prefix", "dual"] | None = None
     cache_refresh_interval: Count | None = None
+    refresh_scope: Literal["full", "output", "auto"] | None = None
     expected_output_tokens: Count | None = None
     stream_mode: Literal["append", "snapshot"] | None = None
 

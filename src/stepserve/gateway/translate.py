@@ -11,6 +11,7 @@ from stepserve.core.request import (
     CacheMode,
     DiffusionOptions,
     Family,
+    RefreshScope,
     Request,
     ThresholdBounds,
 )
@@ -44,6 +45,8 @@ _CACHE = {
     "approximate": CacheMode.DUAL,
     "dual": CacheMode.DUAL,
 }
+DEFAULT_REFRESH_SCOPE = RefreshScope.FULL
+"""What ``dlm.refresh_scope: auto`` means with a cache; without one it is always full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,7 @@ class Translator:
             block_tokens=self._block_length(fields),
             cache_mode=cache,
             refresh_blocks=fields.cache_refresh_interval or 1,
+            refresh_scope=_refresh_scope(fields, cache),
             max_steps_per_block=max_steps,
             max_forwards=max_forwards,
             expected_output_tokens=fields.expected_output_tokens,
@@ -277,6 +281,12 @@ class Translator:
             known = ", ".join(map(str, self.card.block_lengths))
             raise FieldError("dlm.block_length", f"this model supports {known}")
         return fields.block_length
+
+
+def _refresh_scope(fields: DLMFields, cache: CacheMode) -> RefreshScope:
+    if fields.refresh_scope in (None, "auto"):
+        return RefreshScope.FULL if cache is CacheMode.NONE else DEFAULT_REFRESH_SCOPE
+    return RefreshScope(fields.refresh_scope)
 
 
 def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:

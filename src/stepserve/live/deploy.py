@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,26 +19,33 @@ import uvicorn
 from fastapi import FastAPI
 
 import stepserve.engine.bundled
-from stepserve.control.assemble import assemble_global, assemble_local
+from stepserve.control.assemble import assemble_global, assemble_local, assemble_planner
+from stepserve.control.reconfigure import slot_id
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
-from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
+from stepserve.core.plan import Planner, Slot
+from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import CacheMode, Family
+from stepserve.cost.boosted_steps import BoostedSteps, StepModel
 from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
+from stepserve.cost.step_log import StepLog
 from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel, load_model
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
 from stepserve.gateway.tokenizer import TextTokenizer
+from stepserve.metrics.control import ControlReading
 from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
 
+from .counters import Counters
+from .event_log import EventLog, Header
 from .frontend import LiveFrontend
 from .instance import Instance
 from .loop import ControlLoop
 from .predictor import SharedPredictor
-from .recording import Recorder
+from .recording import Listener
 from .transport_local import LocalTransport
 
 logger = logging.getLogger(__name__)
@@ -72,29 +81,70 @@ def cores_per_instance(config: ServeConfig) -> int:
     return max(1, len(os.sched_getaffinity(0)) // config.instances)
 
 
-def step_profile(config: ServeConfig) -> StepProfile:
-    """The configured step-time table, else the one in the model's folder."""
-    path = Path(config.profile or model_folder(config.model) / "step_profile.json")
-    if not path.is_file():
-        command = f"stepserve profile --model {config.model} --device {config.device}"
-        raise FieldError("profile", f"no file {path}; make one with: {command} --out FILE")
-    return StepProfile.load(path)
+def step_profiles(config: ServeConfig) -> dict[int, StepProfile]:
+    """The step-time table of every tensor-parallel degree that instances may have.
+
+    That of degree 1 is the configured one, else the one in the model's folder; that of degree
+    2, 3, ... is beside it: ``step_profile_tp2.json``. Raises FieldError for a missing one.
+    """
+    first = Path(config.profile or model_folder(config.model) / "step_profile.json")
+    return {degree: _step_profile(config, first, degree) for degree in tp_degrees(config)}
 
 
-def yields(config: ServeConfig) -> Yields:
-    """The model's measured yields, else the published ones as a start."""
-    path = model_folder(config.model) / "yields.json"
-    return Yields.load(path) if path.is_file() else PUBLISHED
+def _step_profile(config: ServeConfig, first: Path, degree: int) -> StepProfile:
+    path = first if degree == 1 else first.with_name(f"{first.stem}_tp{degree}.json")
+    if path.is_file():
+        return StepProfile.load(path)
+    options = f"--model {config.model} --device {config.device} --tp {degree}"
+    how = f"no file {path}; make one with: stepserve profile {options} --out {path}"
+    if degree == 1:
+        raise FieldError("profile", how)
+    raise FieldError("control.tp_degrees", f"nothing says how fast degree {degree} is: {how}")
+
+
+def tp_degrees(config: ServeConfig) -> tuple[int, ...]:
+    """Degrees that instances may have: with a planner, those configured that fit.
+
+    Raises FieldError if the planner could not begin with instances of degree 1, or on a device
+    where an instance cannot be given more threads.
+    """
+    control = config.control
+    if control.planner == "none":
+        return (1,)
+    if torch.device(config.device).type != "cpu":
+        raise FieldError("control.planner", f"cannot split {config.device!r}; only cpu threads")
+    degrees = tuple(degree for degree in control.tp_degrees if degree <= config.instances)
+    if 1 not in degrees:
+        raise FieldError("control.tp_degrees", "needs 1: every instance begins with one share")
+    return degrees
+
+
+def step_predictor(config: ServeConfig) -> StepPredictor:
+    """The trained predictor of the model's folder, else mean yields (measured, or published).
+
+    Raises FieldError if the trained one is asked for and there is none.
+    """
+    folder = model_folder(config.model)
+    trained = folder / "step_predictor.txt"
+    if config.predictor == "boosted" or (config.predictor == "auto" and trained.is_file()):
+        return BoostedSteps(StepModel.load(trained))
+    path = folder / "yields.json"
+    return MeanYield(Yields.load(path) if path.is_file() else PUBLISHED)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A live cluster in this process. ``start`` and ``stop`` run on the asyncio thread."""
+    """A live cluster in this process. ``start`` and ``stop`` run on the asyncio thread.
+
+    ``logs`` are ended last.
+    """
 
     loop: ControlLoop
     transport: LocalTransport
     frontend: LiveFrontend
     specs: tuple[InstanceSpec, ...]
+    counters: Counters
+    logs: tuple[EventLog | SharedPredictor, ...] = ()
 
     def start(self) -> None:
         """Start every instance; the frontend is ready when the first is up."""
@@ -103,49 +153,91 @@ class Cluster:
             self.transport.start(spec)
         self.frontend.start()
 
+    def control_reading(self) -> ControlReading:
+        """What the control plane decided so far."""
+        scheduler, counters = self.loop.scheduler, self.counters
+        caps = [tracked.cap for tracked in scheduler.ledger.requests.values()] or [1.0]
+        return ControlReading(
+            cap_lowest=min(caps),
+            cap_mean=sum(caps) / len(caps),
+            caps_updates=counters.caps_updates,
+            migrations_asked=counters.migrations_asked,
+            migrations_done=self.loop.migrations,
+            forecasts_refreshed=counters.forecasts_refreshed,
+            plans_solved=counters.plans_solved,
+            layout_changes=scheduler.reconfiguration.changes,
+            instances=Counter(i.spec.tp_degree for i in scheduler.ledger.instances.values()),
+            scheduler_seconds=counters.seconds,
+            scheduler_events=counters.events,
+        )
+
     async def stop(self) -> None:
         """Let running batches end, then stop."""
-        await self.frontend.stop()
+        try:
+            await self.frontend.stop()
+        finally:
+            for log in self.logs:
+                log.close()
 
 
 def build_cluster(
-    config: ServeConfig, loaded: LoadedModel, recorder: Recorder | None = None
+    config: ServeConfig,
+    loaded: LoadedModel,
+    listeners: Sequence[Listener] = (),
+    planner: Planner | None = None,
 ) -> Cluster:
     """Assemble schedulers, executors and transport around a loaded model.
 
     In-process instances share the model's weights; each has its own pages and its own
-    scheduler, with its own copy of the step-time table to correct.
+    scheduler, with its own copy of the step-time tables to correct. An instance of degree g
+    has g shares of the CPU threads. ``planner`` replaces the configured one.
     """
-    profile = step_profile(config)
-    predictor = SharedPredictor(MeanYield(yields(config)))
+    control = dataclasses.replace(config.control, tp_degrees=tp_degrees(config))
+    profiles = step_profiles(config)
+    planner = planner or assemble_planner(control)
+    scheduler = assemble_global(control, StepTable(profiles))
+    specs = tuple(_first_spec(config, index) for index in range(config.instances))
+    assemble_local(control, specs[0], StepTable(profiles))  # refuses unknown policies now
+    log = StepLog(Path(config.log_steps)) if config.log_steps else None
+    predictor = SharedPredictor(step_predictor(config), log)
+    counters = Counters()
+    listeners = [*listeners, counters.note]
+    logs: list[EventLog | SharedPredictor] = [predictor]
+    if config.events:
+        events = EventLog(Path(config.events), Header(control, profiles))
+        listeners.append(events.note)
+        logs.append(events)
     threads = cores_per_instance(config)
 
     def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
-        torch.set_num_threads(threads)
+        share = threads * spec.tp_degree
+        torch.set_num_threads(share)
         executor = DiffusionExecutor(
             loaded,
             page_tokens=spec.page_tokens,
             page_capacity=spec.page_capacity,
-            threads=threads,
+            threads=share,
         )
-        local = assemble_local(config.control, spec, StepTable(profile))
-        return Instance(local, executor, predictor, time.monotonic, incarnation, recorder)
+        local = assemble_local(control, spec, StepTable(profiles))
+        return Instance(local, executor, predictor, time.monotonic, incarnation, listeners)
 
-    scheduler = assemble_global(config.control, StepTable(profile))
-    loop = ControlLoop(scheduler, predictor, time.monotonic, recorder)
+    loop = ControlLoop(scheduler, predictor, time.monotonic, planner, listeners)
     transport = LocalTransport(build_instance, loop.sink, config.hang_s)
-    specs = tuple(
-        InstanceSpec(
-            id=InstanceId(f"instance-{index}"),
-            tp_degree=1,
-            page_capacity=config.kv_pages,
-            page_tokens=config.page_tokens,
-            max_residents=config.max_residents,
-        )
-        for index in range(config.instances)
+    frontend = LiveFrontend(loop, transport)
+    return Cluster(loop, transport, frontend, specs, counters, tuple(logs))
+
+
+def _first_spec(config: ServeConfig, index: int) -> InstanceSpec:
+    """An instance on one share: what a GPU is to a cluster, a share of the threads is here."""
+    slot = Slot(0, (index,))
+    return InstanceSpec(
+        id=slot_id(slot),
+        tp_degree=1,
+        page_capacity=config.kv_pages,
+        page_tokens=config.page_tokens,
+        max_residents=config.max_residents,
+        slot=slot,
     )
-    assemble_local(config.control, specs[0], StepTable(profile))  # refuses unknown policies now
-    return Cluster(loop, transport, LiveFrontend(loop, transport), specs)
 
 
 def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> FastAPI:
@@ -163,7 +255,9 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
         default_cache=CacheMode(config.cache_mode),
     )
     frontend = cluster.frontend
-    load_gauges = LoadGauges(frontend.running, frontend.waiting, frontend.kv_usage)
+    load_gauges = LoadGauges(
+        frontend.running, frontend.waiting, frontend.kv_usage, cluster.control_reading
+    )
     pages = config.kv_pages * config.instances
     metrics = PrometheusMetrics(loaded.name, load_gauges, config.page_tokens, pages)
     tokenizer = TextTokenizer.from_folder(model_folder(config.model))

@@ -74,8 +74,10 @@ class LiveFrontend:
         self.loop.cancel(request_id, reason)
 
     def ready(self) -> bool:
-        """See ``Frontend.ready``."""
-        return not self._draining and bool(self.loop.scheduler.ledger.instances)
+        """See ``Frontend.ready``. While the layout changes, requests wait in the queue."""
+        scheduler = self.loop.scheduler
+        serves = bool(scheduler.ledger.instances) or scheduler.reconfiguration.under_way
+        return serves and not self._draining
 
     def healthy(self) -> bool:
         """Whether losses are being looked for and no event failed to be handled."""

@@ -6,7 +6,8 @@ it hosts the instance (a thread, an actor).
 
 import dataclasses
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import (
@@ -23,7 +24,7 @@ from stepserve.core.protocols import BatchResult, Executor, StepPredictor
 from stepserve.core.step import Batch, StepOutcome
 
 from .messages import Delivery, InstanceOutput, StepRecord
-from .recording import Recorder
+from .recording import Handled, Listener
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +39,14 @@ class Instance:
         predictor: StepPredictor,
         now_s: Callable[[], float],
         incarnation: int,
-        recorder: Recorder | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
         self._predictor = predictor
         self._now_s = now_s
         self._incarnation = incarnation
-        self._recorder = recorder
+        self._listeners = listeners
         self._batch: Batch | None = None
         self._composed_s = 0.0
         self._epochs: dict[RequestId, int] = {}
@@ -103,9 +104,13 @@ class Instance:
 
     def _handle(self, event: LocalEvent, delivery: Delivery | None) -> None:
         now_s = self._now_s()
+        started_s = time.perf_counter()
         actions = self.scheduler.handle(now_s, event)
-        if self._recorder is not None:
-            self._recorder.note(self.scheduler.spec.id, self._incarnation, now_s, event, actions)
+        seconds = time.perf_counter() - started_s
+        spec = self.scheduler.spec
+        handled = Handled(spec, self._incarnation, now_s, event, tuple(actions), seconds)
+        for listen in self._listeners:
+            listen(handled)
         for action in actions:
             logger.debug("%s: %s", self.scheduler.spec.id, action)
             self._carry_out(action, delivery)

@@ -6,32 +6,51 @@ owns the live records; instances hold copies of what they need.
 
 import asyncio
 import logging
+import math
+import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from stepserve.control.global_scheduler import GlobalScheduler
-from stepserve.core.actions import Finish, GlobalAction, Predict, Rebuild, Reject, Send
+from stepserve.core.actions import (
+    Finish,
+    GlobalAction,
+    Predict,
+    Rebuild,
+    Reject,
+    Send,
+    SolvePlan,
+    Stop,
+)
 from stepserve.core.errors import StepserveError
 from stepserve.core.events import (
     GlobalEvent,
     InstanceLost,
     InstanceUp,
+    PlanSolved,
     Predicted,
     RequestArrived,
     RequestCancelled,
+    SegmentEnded,
     SegmentPlaced,
 )
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.payload import Payload
+from stepserve.core.plan import ClusterPlan, Planner, PlanProblem
 from stepserve.core.protocols import RequestEnded, RequestRejected, StepPredictor
 from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.segment import SegmentEnd
 
 from .messages import Delivery, InstanceOutput
 from .record import LiveRecord
-from .recording import Recorder
+from .recording import Handled, Listener
 from .transport import Transport
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ControlLoop:
@@ -45,17 +64,20 @@ class ControlLoop:
         scheduler: GlobalScheduler,
         predictor: StepPredictor,
         now_s: Callable[[], float],
-        recorder: Recorder | None = None,
+        planner: Planner | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.scheduler = scheduler
         self.records: dict[RequestId, LiveRecord] = {}
         self.now_s = now_s
         self._predictor = predictor
-        self._recorder = recorder
+        self._planner = planner
+        self._listeners = listeners
         self._events: deque[GlobalEvent] = deque()
         self._busy = False
         self.ever_up = False
         self.losses = 0
+        self.migrations = 0
         self.lost_ids: set[InstanceId] = set()
         self.broken = False
         self._transport: Transport | None = None
@@ -68,11 +90,15 @@ class ControlLoop:
 
     def sink(self, output: InstanceOutput) -> None:
         """Take an instance's output, from any thread."""
+        self._soon(self._take, output)
+
+    def _soon(self, call: Callable[[T], None], argument: T) -> None:
+        """Have something done on the asyncio thread, from any thread."""
         assert self._loop is not None, "attach before starting instances"
         try:
-            self._loop.call_soon_threadsafe(self._take, output)
+            self._loop.call_soon_threadsafe(call, argument)
         except RuntimeError:  # the loop is closed: the server is gone, nobody waits for this
-            logger.debug("output of %s dropped at shutdown", output.instance)
+            logger.debug("dropped at shutdown: %s", argument)
 
     def submit(self, request: Request, payload: Payload) -> LiveRecord:
         """Take a request in; its record's updates end with an end or a rejection.
@@ -138,13 +164,22 @@ class ControlLoop:
                 record.take(step, now_s)
         for event in output.events:
             self.ever_up |= isinstance(event, InstanceUp)
+            if isinstance(event, SegmentEnded):
+                self._note_release(event)
             self.post(event)
 
+    def _note_release(self, event: SegmentEnded) -> None:
+        record = self.records.get(event.segment.request_id)
+        if record is not None and event.segment.epoch == record.epoch:
+            record.released = event.end is SegmentEnd.RELEASED
+
     def _handle(self, event: GlobalEvent) -> None:
-        now_s = self.now_s()
+        now_s, started_s = self.now_s(), time.perf_counter()
         actions = self.scheduler.handle(now_s, event)
-        if self._recorder is not None:
-            self._recorder.note(None, 0, now_s, event, actions)
+        seconds = time.perf_counter() - started_s
+        handled = Handled(None, 0, now_s, event, tuple(actions), seconds)
+        for listen in self._listeners:
+            listen(handled)
         for action in actions:
             logger.debug("%s", action)
             self._carry_out(action)
@@ -162,6 +197,13 @@ class ControlLoop:
                 assert self._transport is not None, "lost instances come from the transport"
                 assert self._loop is not None, "attached together"
                 self._loop.call_later(action.after_s, self._transport.start, action.spec)
+            case Stop():
+                assert self._transport is not None, "instances announce themselves first"
+                self._transport.stop(action.spec)
+            case SolvePlan():
+                logger.info("planning: %s", action.why)
+                solve = threading.Thread(target=self._solve, args=(action.problem,), daemon=True)
+                solve.start()
             case Reject():
                 record = self.records.pop(action.request_id)
                 record.updates.put_nowait(RequestRejected(action.retry_after_s, action.why))
@@ -171,12 +213,30 @@ class ControlLoop:
                 ended = RequestEnded(action.reason, report, action.error)
                 record.updates.put_nowait(ended)
 
+    def _solve(self, problem: PlanProblem) -> None:
+        """Ask the planner, on a thread of its own. Without an answer, all stays as it is."""
+        plan = ClusterPlan(problem.present, problem.thresholds[-1], -math.inf, "kept: no answer")
+        try:
+            if self._planner is not None:
+                plan = self._planner.plan(problem)
+        except Exception:
+            logger.exception("no plan for %s", problem)
+        logger.info("planned: %s, %s", [slot.tp_degree for slot in plan.slots], plan.why)
+        self._soon(self._take_plan, plan)
+
+    def _take_plan(self, plan: ClusterPlan) -> None:
+        try:
+            self.post(PlanSolved(plan))
+        except Exception:
+            logger.exception("the plan could not be handled")
+
     def _send(self, action: Send) -> None:
         assert self._transport is not None, "instances announce themselves first"
         event = action.event
         if isinstance(event, SegmentPlaced):
             record = self.records[event.request.id]
-            record.epoch = event.segment.epoch
+            self.migrations += record.released
+            record.place(event.segment.epoch)
             settled = {token.offset: token.token_id for token in record.settled.values()}
             delivery = Delivery(event, record.payload, settled)
         else:

@@ -16,7 +16,8 @@ from .messages import StepRecord
 class LiveRecord:
     """Collects what instances settle; the copy that survives the loss of one.
 
-    ``epoch`` counts its placements; only steps of the latest are accepted.
+    ``epoch`` counts its placements; only steps of the latest are accepted. ``migrations``
+    counts those that followed a release: moves on purpose, not those forced by a loss.
     """
 
     request: Request
@@ -26,6 +27,8 @@ class LiveRecord:
     confidence: Confidence | None = None
     emitted: int = 0
     epoch: int = 0
+    released: bool = False  # let go, and not placed again yet
+    migrations: int = 0
     forwards: int = 0
     forced: int = 0
     threshold_sum: float = 0.0
@@ -52,6 +55,12 @@ class LiveRecord:
             self.emitted = outcome.emitted
             self.text_events.append(TextEvent(now_s, len(tokens)))
             self.updates.put_nowait(TokensEmitted(tokens, self.forwards, now_s))
+
+    def place(self, epoch: int) -> None:
+        """It is placed, for the first time or anew."""
+        self.epoch = epoch
+        self.migrations += self.released
+        self.released = False
 
     def progress(self) -> Progress:
         """Progress as far as it reached the frontend: where a lost request goes on."""
@@ -85,7 +94,7 @@ class LiveRecord:
             forced=self.forced,
             threshold_min=lowest,
             threshold_mean=self.threshold_sum / self.forwards if self.forwards else None,
-            migrations=max(0, self.epoch - 1),
+            migrations=self.migrations,
             queue_s=first_step_s - request.arrival_s,
             ttft_s=ttft_s(trace),
             tpot_s=tpot_s(trace),

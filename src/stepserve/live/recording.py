@@ -1,39 +1,47 @@
-"""Keeps what schedulers saw and did, so that a live run can be replayed into fresh ones."""
+"""Who listens to the schedulers: everything they saw and did, as it happens.
+
+A listener takes one ``Handled`` per call of ``handle``, in the order of each scheduler, from
+whatever thread that scheduler runs on. The event log and the counters of ``/metrics`` are
+listeners; ``Recorder`` is the one of the tests.
+"""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepserve.core.actions import Action
 from stepserve.core.events import Event
 from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One call of ``handle``: its time, its event, and the actions it returned."""
+class Handled:
+    """One call of ``handle``: its time, its event, the actions it returned, its cost.
 
+    ``spec`` and ``incarnation`` say which local scheduler it was; ``None`` and 0: the global.
+    """
+
+    spec: InstanceSpec | None
+    incarnation: int
     now_s: float
     event: Event
     actions: tuple[Action, ...]
+    seconds: float
+
+
+Listener = Callable[[Handled], None]
 
 
 class Recorder:
-    """Entries by scheduler: ``(instance, incarnation)``, or ``(None, 0)`` for the global one."""
+    """Keeps everything, by scheduler: ``(instance, incarnation)``; the global is ``(None, 0)``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.entries: dict[tuple[InstanceId | None, int], list[Entry]] = {}
+        self.entries: dict[tuple[InstanceId | None, int], list[Handled]] = {}
 
-    def note(
-        self,
-        scheduler: InstanceId | None,
-        incarnation: int,
-        now_s: float,
-        event: Event,
-        actions: Sequence[Action],
-    ) -> None:
-        """Append one entry. Called from every instance's thread."""
+    def note(self, handled: Handled) -> None:
+        """A listener."""
+        name = handled.spec.id if handled.spec else None
         with self._lock:
-            rows = self.entries.setdefault((scheduler, incarnation), [])
-            rows.append(Entry(now_s, event, tuple(actions)))
+            self.entries.setdefault((name, handled.incarnation), []).append(handled)

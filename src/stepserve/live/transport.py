@@ -23,6 +23,10 @@ class Transport(Protocol):
         """Host an instance; it announces itself with ``InstanceUp`` when it is ready."""
         ...
 
+    def stop(self, spec: InstanceSpec) -> None:
+        """Tear down an instance that holds nothing; it announces ``InstanceStopped`` at its end."""
+        ...
+
     def deliver(self, instance: InstanceId, delivery: Delivery) -> None:
         """Send to an instance. Deliveries to a lost instance vanish."""
         ...

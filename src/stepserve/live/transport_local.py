@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from stepserve.core.events import InstanceUp
+from stepserve.core.events import InstanceStopped, InstanceUp
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 
@@ -23,7 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class _Host(threading.Thread):
-    """One incarnation of one instance. ``killed`` makes it fall silent, as a crash would."""
+    """One incarnation of one instance.
+
+    ``killed`` makes it fall silent, as a crash would. ``retiring``: it was asked to end and
+    will announce that; ``stopped``: it did.
+    """
 
     def __init__(
         self, spec: InstanceSpec, incarnation: int, build: BuildInstance, sink: OutputSink
@@ -33,6 +37,7 @@ class _Host(threading.Thread):
         self.incarnation = incarnation
         self.inbox: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self.killed = threading.Event()
+        self.retiring = self.stopped = False
         self.busy_since_s: float | None = None
         self._build = build
         self._sink = sink
@@ -45,6 +50,10 @@ class _Host(threading.Thread):
             self._say(InstanceOutput(self.spec.id, self.incarnation, events=(up,)))
             logger.info("instance %s is up", self.name)
             self._serve(instance)
+            if self.retiring and not self.killed.is_set():
+                self.stopped = True
+                gone = InstanceStopped(self.spec)
+                self._say(InstanceOutput(self.spec.id, self.incarnation, events=(gone,)))
         except Exception:
             logger.exception("instance %s died", self.name)
 
@@ -97,6 +106,13 @@ class LocalTransport:
         self._hosts[spec.id] = host
         host.start()
 
+    def stop(self, spec: InstanceSpec) -> None:
+        """See ``Transport.stop``. A lost instance is found by ``lost``, as ever."""
+        host = self._hosts.get(spec.id)
+        if host is not None:
+            host.retiring = True
+            host.inbox.put(None)
+
     def deliver(self, instance: InstanceId, delivery: Delivery) -> None:
         """See ``Transport.deliver``."""
         host = self._hosts.get(instance)
@@ -115,7 +131,7 @@ class LocalTransport:
         for host in self._hosts.values():
             since_s = host.busy_since_s
             hangs = since_s is not None and now_s - since_s > self._hang_s
-            if hangs or not host.is_alive():
+            if hangs or not (host.is_alive() or host.stopped):
                 gone.append(host.spec)
         for spec in gone:
             self._hosts.pop(spec.id).killed.set()

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from stepserve.core.protocols import RequestReport
 from stepserve.core.request import Family, FinishReason, Request
 
+from .control import ControlCollector, ControlReading
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _SLACK_SECONDS = (-60, -10, -5, -2, -1, -0.5, -0.1, 0, 0.1, 0.5, 1, 2, 5, 10, 60)
@@ -22,11 +24,15 @@ _THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class LoadGauges:
-    """Asked at each scrape: requests in steps, requests waiting, share of KV pages in use."""
+    """Asked at each scrape: requests in steps, requests waiting, share of KV pages in use.
+
+    ``control``: what the control plane decided, if there is one to ask.
+    """
 
     running: Callable[[], float]
     waiting: Callable[[], float]
     kv_usage: Callable[[], float]
+    control: Callable[[], ControlReading] | None = None
 
 
 class PrometheusMetrics:
@@ -147,6 +153,8 @@ class PrometheusMetrics:
             "vllm:cache_config_info", "KV pages of one instance.", labels, registry=self._registry
         )
         cache.labels(self._model, str(page_tokens), str(pages)).set(1)
+        if load.control is not None:
+            self._registry.register(ControlCollector(self._model, load.control))
 
     def _install_vllm(self) -> None:
         model = ("model_name",)
@@ -230,7 +238,7 @@ class PrometheusMetrics:
             "stepserve:forced_commits", "Tokens settled at or below the threshold.", labels
         )
         self._migrations = self._counter(
-            "stepserve:migrations", "Moves of requests between instances.", labels
+            "stepserve:migrations", "Moves of requests whose answer is whole.", labels
         )
         self._cache_modes = self._counter(
             "stepserve:requests_by_cache", "Whole answers by cache mode.", (*labels, "cache")

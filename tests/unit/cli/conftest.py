@@ -55,10 +55,14 @@ class FakeServer:
         self.bodies = []
         self.answers = {}  # prompt -> right answer
         self.status = 200
+        self.metrics = ""  # a foreign server has none of ours
 
     async def __call__(self, scope, receive, send):
         if scope["path"] == "/v1/models":
             await self._send(send, 200, b'{"data": [{"id": "fake"}]}')
+            return
+        if scope["path"] == "/metrics":
+            await self._send(send, 200 if self.metrics else 404, self.metrics.encode())
             return
         body = json.loads((await receive())["body"])
         self.bodies.append(body)

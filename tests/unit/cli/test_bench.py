@@ -62,6 +62,15 @@ def test_a_foreign_server_is_sent_standard_fields_only(stepserve, fake_server, c
     assert "100.0" in capsys.readouterr().out
 
 
+def test_a_server_that_counts_its_decisions_is_quoted(stepserve, fake_server, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    fake_server.metrics = "stepserve:cap_lowest 0.5\nstepserve:cap_mean 0.75\n"
+    assert stepserve(*OPTIONS, "--json", str(path)) == 0
+    server = json.loads(path.read_text())["variants"]["run"]["server"]
+    assert (server["cap_lowest"], server["cap_mean"], server["migrations"]) == (0.5, 0.75, 0)
+    assert "0.50 / 0.75" in capsys.readouterr().out
+
+
 def test_own_variants_and_detailed_records(stepserve, tmp_path):
     path = tmp_path / "out.json"
     variant = '{"dlm": {"min_confidence_threshold": 0.25}}'
@@ -72,6 +81,7 @@ def test_own_variants_and_detailed_records(stepserve, tmp_path):
     assert status == 0
     low = json.loads(path.read_text())["variants"]["low"]
     assert low["body"] == json.loads(variant)
+    assert low["server"] is None, "this server has no such metrics"
     assert len(low["records"]) == 30
     record = low["records"][2]
     assert record["due_s"] == record["sent_s"] == pytest.approx(0.4)

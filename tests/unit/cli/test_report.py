@@ -18,6 +18,7 @@ from stepserve.cli.report import (
     three_digits,
     tpot_s,
 )
+from stepserve.cli.watch import ServerSide
 
 
 def reply(ended_s, events=(), outcome=Outcome.COMPLETED, tokens=None, sent_s=0.0, **dlm):
@@ -122,7 +123,10 @@ def test_paired_difference_uses_problems_that_both_completed():
 def test_tables_show_a_row_for_each_variant():
     out = Console(file=io.StringIO(), width=80)
     summary = summarise(known_run())
-    out.print(*tables({"fixed": summary, "deadline_fit": summarise([scored(0.0, reply(1.0))])}))
+    other = summarise([scored(0.0, reply(1.0))])
+    server = ServerSide(3, 40, 5, 0.5, 0.75, 2, 1, 81.2)
+    servers = {"fixed": None, "deadline_fit": server}
+    out.print(*tables({"fixed": summary, "deadline_fit": other}, servers))
     rows = [" ".join(line.split()) for line in out.file.getvalue().splitlines()]
     for row in (
         "fixed 2 / 1 / 1 25.0 0.10 1.60 500",
@@ -131,6 +135,7 @@ def test_tables_show_a_row_for_each_variant():
         "deadline_fit 1 / 0 / 0 - 1.00 - 0.00",
         "deadline_fit 1000 / 1000 / 1000 - - -",
         "deadline_fit - - -",
+        "deadline_fit 0.50 / 0.75 5 40 3 2 / 1 81.2",
     ):
         assert row in rows
 

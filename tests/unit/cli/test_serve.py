@@ -26,6 +26,17 @@ def test_options_override_the_file_and_the_file_the_defaults(tmp_path):
     assert (config.control.batching, config.control.margin) == ("all_resident", 0.8)
 
 
+def test_planning_and_logs_are_options():
+    words = ["--planner", "greedy", "--plan-every", "20", "--events", "e.gz", "--log-steps", "s.gz"]
+    config = configured(*words, "--predictor", "mean", "--migration", "none")
+    assert (config.control.planner, config.control.plan_every_s) == ("greedy", 20.0)
+    assert (config.events, config.log_steps, config.predictor) == ("e.gz", "s.gz", "mean")
+    assert config.control.migration == "none"
+    assert configured().control.planner == "none"
+    with pytest.raises(FieldError, match="predictor: not in auto, mean, boosted"):
+        configured("--predictor", "oracle")
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [("prot = 1", "prot"), ("port = ", "config"), ("[control]\nmargin = 2.0", "control.margin")],

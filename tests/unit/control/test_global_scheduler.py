@@ -1,7 +1,7 @@
 """Event sequences that random worlds would seldom hit, one by one."""
 
 from stepserve.control.assemble import assemble_global
-from stepserve.control.global_scheduler import MAX_PLACEMENTS
+from stepserve.control.global_scheduler import MAX_LOSSES
 from stepserve.core.actions import Finish, Predict, Rebuild, Reject, Send
 from stepserve.core.config import ControlConfig
 from stepserve.core.events import (
@@ -19,7 +19,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceReport
 from stepserve.core.request import CacheMode, FinishReason, OnMiss, Progress
-from stepserve.core.segment import SegmentEnd
+from stepserve.core.segment import ReleasePoint, SegmentEnd
 from stepserve.core.step import Batch
 from stepserve.cost.step_table import StepTable
 from support.toy_world import PROFILE, make_request, make_spec
@@ -29,7 +29,7 @@ class Cluster:
     """A global scheduler whose forecasts are answered at once; keeps what it sends."""
 
     def __init__(self, *specs, now_s=0.0, **config):
-        self.scheduler = assemble_global(ControlConfig(**config), StepTable(PROFILE))
+        self.scheduler = assemble_global(ControlConfig(**config), StepTable({1: PROFILE}))
         self.now_s = now_s
         for spec in specs:
             self.tell(InstanceUp(spec))
@@ -50,7 +50,11 @@ class Cluster:
 
 
 def placed(actions):
-    return [a.event.segment for a in actions if isinstance(a, Send)]
+    return [
+        a.event.segment
+        for a in actions
+        if isinstance(a, Send) and isinstance(a.event, SegmentPlaced)
+    ]
 
 
 def ended(segment, progress=None, end=SegmentEnd.FINISHED):
@@ -77,7 +81,7 @@ def test_a_cancelled_request_whose_instance_is_lost_is_not_placed_again():
     cluster = Cluster(make_spec("i0"), make_spec("i1"))
     (segment,) = placed(cluster.arrive("r"))
     (release,) = cluster.tell(RequestCancelled("r", FinishReason.CANCELLED))
-    assert release.event == SegmentReleased("r", 1)
+    assert release.event == SegmentReleased("r", 1, ReleasePoint.STEP)
     spec = make_spec(segment.instance)
     actions = cluster.tell(InstanceLost(spec, (("r", Progress(settled=25)),)))
     assert [type(a) for a in actions] == [Rebuild, Finish]
@@ -101,13 +105,13 @@ def test_a_request_that_loses_every_instance_is_given_up():
     cluster = Cluster(spec)
     cluster.arrive("poison")
     delays = []
-    for _ in range(MAX_PLACEMENTS):
+    for _ in range(MAX_LOSSES):
         actions = cluster.tell(InstanceLost(spec, (("poison", Progress(settled=20)),)))
         delays.append(actions[0].after_s)
         cluster.tell(InstanceUp(spec))
     assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0]
     assert isinstance(actions[-1], Finish)
-    assert "6 placements" in actions[-1].error
+    assert "6 losses" in actions[-1].error
     assert not cluster.scheduler.ledger.requests
 
 

@@ -15,7 +15,7 @@ from stepserve.cost.step_table import StepTable
 from support.toy_world import PROFILE, ToyWorld, make_request, make_spec
 
 PROGRAM = DiffusionProgram()
-COST = StepTable(PROFILE)
+COST = StepTable({1: PROFILE})
 
 
 def load(name, tokens=0, residents=0, ends_s=0.0, limit=8):
@@ -65,14 +65,14 @@ def test_predicted_completion_grows_with_load_and_queue():
 def test_only_those_who_asked_are_rejected_for_a_hopeless_deadline(on_miss, answer):
     world = ToyWorld(0)
     request = make_request(arrival_s=0.1, e2e_s=0.001, on_miss=on_miss)
-    world.at(0.1, world.arrive, request)
+    world.arrive(request)
     world.run()
     assert isinstance(world.truths["r0"].answers[0], answer)
 
 
 def test_a_feasible_deadline_is_not_rejected():
     world = ToyWorld(0)
-    world.at(0.1, world.arrive, make_request(arrival_s=0.1, e2e_s=9.0, on_miss=OnMiss.REJECT))
+    world.arrive(make_request(arrival_s=0.1, e2e_s=9.0, on_miss=OnMiss.REJECT))
     world.run()
     assert isinstance(world.truths["r0"].answers[0], Finish)
 

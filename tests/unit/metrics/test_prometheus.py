@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stepserve.core.ids import RequestId
 from stepserve.core.protocols import RequestReport
 from stepserve.core.request import SLO, Family, FinishReason, Request
+from stepserve.metrics.control import ControlReading
 from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
 
 REPORT = RequestReport(
@@ -66,6 +67,45 @@ def test_load_is_asked_at_each_scrape(metrics, load):
     assert values["vllm:kv_cache_usage_perc", ()] == 0.5
     labels = (("block_size", "16"), ("num_gpu_blocks", "100"))
     assert values["vllm:cache_config_info", labels] == 1
+
+
+def test_decisions_of_the_control_plane_are_read_at_each_scrape():
+    reading = ControlReading(
+        cap_lowest=0.5,
+        cap_mean=0.7,
+        caps_updates=1,
+        migrations_asked=3,
+        migrations_done=2,
+        forecasts_refreshed=40,
+        plans_solved=5,
+        layout_changes=4,
+        instances={1: 2, 2: 1},
+        scheduler_seconds={"global": 0.5, "local": 1.5},
+        scheduler_events={"global": 6, "local": 7},
+    )
+    readings = [ControlReading(), reading]
+    gauges = LoadGauges(lambda: 0, lambda: 0, lambda: 0, lambda: readings[-1])
+    metrics = PrometheusMetrics("tiny", gauges, page_tokens=16, pages=100)
+    values = scrape(metrics)
+    expected = {
+        ("stepserve:cap_lowest", ()): 0.5,
+        ("stepserve:cap_mean", ()): 0.7,
+        ("stepserve:caps_updates_total", ()): 1,
+        ("stepserve:migrations_asked_total", ()): 3,
+        ("stepserve:migrations_done_total", ()): 2,
+        ("stepserve:forecasts_refreshed_total", ()): 40,
+        ("stepserve:plans_solved_total", ()): 5,
+        ("stepserve:layout_changes_total", ()): 4,
+        ("stepserve:instances", (("tp_degree", "1"),)): 2,
+        ("stepserve:instances", (("tp_degree", "2"),)): 1,
+        ("stepserve:scheduler_seconds_total", (("scheduler", "global"),)): 0.5,
+        ("stepserve:scheduler_seconds_total", (("scheduler", "local"),)): 1.5,
+        ("stepserve:scheduler_events_total", (("scheduler", "global"),)): 6,
+        ("stepserve:scheduler_events_total", (("scheduler", "local"),)): 7,
+    }
+    assert {key: values[key] for key in expected} == expected
+    readings.pop()
+    assert scrape(metrics)["stepserve:cap_lowest", ()] == 1.0
 
 
 def test_one_answer(metrics):

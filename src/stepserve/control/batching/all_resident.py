@@ -1,7 +1,7 @@
 """The published batching: every resident steps in every batch (DiLaServe, dilaserve.md B7).
 
-Deviation: B7 also bounds who may reside on an instance by the sum of full lengths (8,192
-tokens). Here residency is bounded by KV pages and ``max_residents``.
+B7 also bounds who may reside on an instance by the sum of full lengths: that is
+``ControlConfig.resident_tokens``, kept by the global scheduler.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import CostModel
 from stepserve.core.resident import Resident, StepPace
-from stepserve.core.step import Step, StepKind
+from stepserve.core.step import Step
 
 
 class AllResident:
@@ -22,12 +22,11 @@ class AllResident:
         """``time_left`` of B6: all recompute together, all run cached steps together."""
         if not residents:
             return StepPace(0.0, 0.0)
-        heavy = sum(r.full_tokens for r in residents)
+        heavy = sum(r.heavy_tokens for r in residents)
         light = sum(r.light_tokens for r in residents)
-        anyone = residents[0].request.id
+        rows = len(residents)
         return StepPace(
-            self._cost.step_time_s((Step(anyone, StepKind.RECOMPUTE, heavy, heavy),), spec),
-            self._cost.step_time_s((Step(anyone, StepKind.CACHED, light, heavy),), spec),
+            self._cost.step_time_s(heavy, rows, spec), self._cost.step_time_s(light, rows, spec)
         )
 
     def compose(

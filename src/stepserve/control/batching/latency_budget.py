@@ -8,11 +8,10 @@ batching one recompute delays every neighbour.
 import math
 from collections.abc import Sequence
 
-from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import CostModel
 from stepserve.core.resident import Resident, StepPace
-from stepserve.core.step import Step, StepKind
+from stepserve.core.step import Step
 
 
 class LatencyBudget:
@@ -44,14 +43,16 @@ class LatencyBudget:
             return StepPace(0.0, 0.0)
         expected, light_sum, heaviest = 0.0, 0, 0
         for resident in residents:
-            full, light = resident.full_tokens, resident.light_tokens
+            full, light = resident.heavy_tokens, resident.light_tokens
             steps = resident.forecast.remaining(0, resident.progress.steps)
             share = min(1.0, resident.heavy_left / steps)
             expected += share * full + (1.0 - share) * light
             light_sum += light
             heaviest = max(heaviest, full - light)
-        light_s = self._time_s(round(expected), spec)
-        return StepPace(max(light_s, self._time_s(light_sum + heaviest, spec)), light_s)
+        rows = len(residents)
+        light_s = self._cost.step_time_s(round(expected), rows, spec)
+        heavy_s = self._cost.step_time_s(light_sum + heaviest, rows, spec)
+        return StepPace(max(light_s, heavy_s), light_s)
 
     def compose(
         self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
@@ -60,34 +61,36 @@ class LatencyBudget:
         chosen: list[Step] = []
         heavy: list[tuple[bool, bool, float, int]] = []  # (may wait, lost, allowance, candidate)
         limit_s = light_limit_s = math.inf
+        alone_s = _Alone(self._cost, spec)
         tokens = 0
         for index, (resident, step) in enumerate(candidates):
-            allowance_s = self._allowance_s(resident, step, spec, now_s)
+            allowance_s = self._allowance_s(resident, step, alone_s, now_s)
             if step.kind.heavy:
                 may_wait = resident.skipped < self._starvation_batches
                 heavy.append((may_wait, allowance_s < 0.0, allowance_s, index))
+                if resident.heavy_left == math.inf and allowance_s >= alone_s[step.query_tokens]:
+                    limit_s = min(limit_s, allowance_s)
             else:
                 chosen.append(step)
                 tokens += step.query_tokens
-            bounds = not step.kind.heavy or resident.heavy_left == math.inf
-            if bounds and allowance_s >= self._time_s(step.query_tokens, spec):
-                limit_s = min(limit_s, allowance_s)
-                if not step.kind.heavy:
-                    light_limit_s = min(light_limit_s, allowance_s)
+                if allowance_s < light_limit_s and allowance_s >= alone_s[step.query_tokens]:
+                    light_limit_s = allowance_s
+        limit_s = min(limit_s, light_limit_s)
         budget, lights = tokens + self._heavy_tokens, len(chosen)
         for may_wait, lost, allowance_s, index in sorted(heavy):
             step = candidates[index][1]
             tokens += step.query_tokens
             first = len(chosen) == lights
             goes_first = not may_wait or (not lost and allowance_s <= light_limit_s)
-            in_time = (first and goes_first) or self._time_s(tokens, spec) <= limit_s
+            in_time = first and goes_first
+            in_time |= self._cost.step_time_s(tokens, len(chosen) + 1, spec) <= limit_s
             if chosen and not (in_time and tokens <= budget):
                 break
             chosen.append(step)
         return tuple(chosen)
 
     def _allowance_s(
-        self, resident: Resident, step: Step, spec: InstanceSpec, now_s: float
+        self, resident: Resident, step: Step, alone_s: "_Alone", now_s: float
     ) -> float:
         """Seconds for each light step left (each step, if all are heavy); see the class."""
         slo = resident.request.slo
@@ -100,11 +103,16 @@ class LatencyBudget:
         if resident.heavy_left == math.inf:
             return left_s / steps
         heavy = min(steps, resident.heavy_left)
-        heavy_s = heavy * self._time_s(resident.full_tokens, spec) if heavy else 0.0
-        return (left_s - heavy_s) / max(1.0, steps - heavy)
-
-    def _time_s(self, tokens: int, spec: InstanceSpec) -> float:
-        return self._cost.step_time_s((Step(_ANY, StepKind.RECOMPUTE, tokens, tokens),), spec)
+        left_s -= heavy * alone_s[resident.heavy_tokens]
+        return left_s / max(1.0, steps - heavy)
 
 
-_ANY = RequestId("")  # the cost of a batch does not depend on whose tokens they are
+class _Alone(dict[int, float]):
+    """Seconds of one step by its tokens, alone in a batch; asked once per size and batch."""
+
+    def __init__(self, cost: CostModel, spec: InstanceSpec) -> None:
+        self._cost, self._spec = cost, spec
+
+    def __missing__(self, tokens: int) -> float:
+        self[tokens] = seconds = self._cost.step_time_s(tokens, 1, self._spec)
+        return seconds

@@ -11,7 +11,6 @@ from stepserve.core.instance import ClusterView, InstanceLoad
 from stepserve.core.protocols import CostModel
 from stepserve.core.request import Progress, Request
 from stepserve.core.segment import Segment
-from stepserve.core.step import Step, StepKind
 
 
 class StepCompletion:
@@ -27,9 +26,9 @@ class StepCompletion:
 
         def completion(load: InstanceLoad) -> tuple[float, str]:
             tokens = load.resident_tokens + extra
-            step = Step(request.id, StepKind.RECOMPUTE, tokens, tokens)
             wait_s = max(0.0, load.batch_ends_s - view.at_s)
-            return wait_s + self._cost.step_time_s((step,), load.spec), load.spec.id
+            step_s = self._cost.step_time_s(tokens, load.residents + 1, load.spec)
+            return wait_s + step_s, load.spec.id
 
         load = min(view.loads.values(), key=completion)
         return (Segment(request.id, 0, progress.settled, None, load.spec.id, epoch=0),)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from stepserve.core.denoising import canvas_tokens, due_step
-from stepserve.core.request import CacheMode, Progress, Request
+from stepserve.core.request import CacheMode, Progress, RefreshScope, Request
 from stepserve.core.step import Step, StepOutcome
 
 
@@ -42,6 +42,14 @@ class DiffusionProgram:
         settled = progress.settled - request.prompt_tokens
         return due_step(request, settled, has_state, threshold)
 
+    def tokens_to_cut(self, request: Request, progress: Progress) -> int:
+        """To the next recompute step; 0 without a cache (dilaserve.md A2.5, C8)."""
+        options = request.diffusion
+        if options.cache_mode is CacheMode.NONE:
+            return 0
+        refresh_tokens = options.refresh_blocks * options.block_tokens
+        return (request.prompt_tokens - progress.settled) % refresh_tokens
+
     def heavy_left(self, request: Request, progress: Progress, output_tokens: float) -> float:
         """Refreshes not yet begun (``rec_left`` of B6); every step without a cache.
 
@@ -61,6 +69,12 @@ class DiffusionProgram:
         if request.diffusion.cache_mode is CacheMode.DUAL:
             return request.diffusion.block_tokens
         if request.diffusion.cache_mode is CacheMode.PREFIX:
+            return canvas_tokens(request)
+        return self.full_tokens(request)
+
+    def heavy_tokens(self, request: Request) -> int:
+        """What a refresh executes: everything, or the canvas alone once the prompt has KV."""
+        if request.diffusion.refresh_scope is RefreshScope.OUTPUT:
             return canvas_tokens(request)
         return self.full_tokens(request)
 

@@ -2,8 +2,8 @@
 
 Source: DiLaServe, dilaserve.md A2.1 and ``pick`` of B6. Deviations: re-picked at every step
 (C3); the deadline is the request's own, and so are the candidates, bounded by its preferred
-threshold and its floor; ``on_miss = best_effort`` keeps the preferred threshold. The caps
-under load that B6 starts from are a separate policy.
+threshold and its floor; ``on_miss = best_effort`` keeps the preferred threshold. The search
+starts from the request's cap (``load_caps``).
 """
 
 from stepserve.core.request import OnMiss
@@ -18,15 +18,19 @@ class DeadlineFit:
         self._margin = margin
 
     def pick(self, resident: Resident, pace: StepPace, now_s: float) -> float:
-        """First candidate, from the highest, whose remaining steps fit; else the lowest."""
+        """First candidate, from the cap downwards, whose remaining steps fit; else the lowest."""
         request, forecast = resident.request, resident.forecast
         slo = request.slo
         if slo.e2e_s is None or slo.on_miss is OnMiss.BEST_EFFORT:
             return forecast.thresholds[0]
         budget_s = request.arrival_s + self._margin * slo.e2e_s - now_s
-        for index, threshold in enumerate(forecast.thresholds):
-            steps = forecast.remaining(index, resident.progress.steps)
-            heavy = min(steps, resident.heavy_left)
-            if heavy * pace.heavy_s + (steps - heavy) * pace.light_s <= budget_s:
-                return threshold
+        cap, heavy_left, light_s = resident.cap, resident.heavy_left, pace.light_s
+        more_s = pace.heavy_s - light_s
+        run = resident.progress.steps - forecast.at_steps
+        for threshold, steps in zip(forecast.thresholds, forecast.steps, strict=True):
+            if threshold <= cap:
+                left = max(1.0, steps - run)  # StepForecast.remaining, without the call
+                heavy = heavy_left if heavy_left < left else left
+                if left * light_s + heavy * more_s <= budget_s:
+                    return threshold
         return forecast.thresholds[-1]

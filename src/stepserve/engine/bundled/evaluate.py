@@ -9,7 +9,7 @@ import argparse
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,10 +19,10 @@ from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Request
 from stepserve.engine.bundled.tasks import Problem, correct, sample
-from stepserve.engine.bundled.vocabulary import EOS, prompt_ids
+from stepserve.engine.bundled.vocabulary import EOS, prompt_ids, response_ids
 from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
-from stepserve.engine.offline import denoise
+from stepserve.engine.offline import ThresholdRule, denoise
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 THRESHOLDS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -32,13 +32,19 @@ BATCH_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One decoded problem: ``steps`` forward passes wrote ``tokens`` tokens (with the EOS)."""
+    """One decoded problem: ``steps`` forward passes wrote ``tokens`` tokens (with the EOS).
+
+    ``recomputes`` of the steps were recompute steps; all steps together executed
+    ``executed_tokens``.
+    """
 
     problem: Problem
     text: str
     correct: bool
     steps: int
     tokens: int
+    recomputes: int
+    executed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +70,22 @@ def decode(
     executor: DiffusionExecutor,
     tokenizer: Tokenizer,
     problems: Sequence[Problem],
-    threshold: float,
+    threshold: float | ThresholdRule,
     options: DiffusionOptions,
     max_tokens: int,
 ) -> list[Outcome]:
-    """Decode the problems in batches and check every answer."""
+    """Decode the problems in batches and check every answer.
+
+    A threshold rule finds the length of the problem's own response, EOS included, in
+    ``expected_output_tokens``.
+    """
     outcomes: list[Outcome] = []
     for begin in range(0, len(problems), BATCH_ROWS):
         group = problems[begin : begin + BATCH_ROWS]
         requests = []
         for index, problem in enumerate(group):
             ids = tuple(prompt_ids(tokenizer, problem.prompt))
+            expected = len(response_ids(tokenizer, problem.response))
             request = Request(
                 id=RequestId(str(index)),
                 family=Family.DIFFUSION,
@@ -82,7 +93,7 @@ def decode(
                 prompt_tokens=len(ids),
                 max_output_tokens=max_tokens,
                 arrival_s=0.0,
-                diffusion=options,
+                diffusion=replace(options, expected_output_tokens=expected),
             )
             requests.append((request, Payload(ids)))
         for problem, result in zip(
@@ -91,7 +102,15 @@ def decode(
             written = result.token_ids
             text = tokenizer.decode([token for token in written if token != EOS]).strip()
             outcomes.append(
-                Outcome(problem, text, correct(problem, text), result.steps, len(written))
+                Outcome(
+                    problem,
+                    text,
+                    correct(problem, text),
+                    result.steps,
+                    len(written),
+                    result.recomputes,
+                    result.executed_tokens,
+                )
             )
     return outcomes
 

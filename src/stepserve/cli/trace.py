@@ -1,0 +1,24 @@
+"""``stepserve trace``: the story of one request, from an event log."""
+
+import argparse
+from pathlib import Path
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "trace", help="tell what happened to one request, when, and why, from an event log"
+    )
+    parser.add_argument("file", type=Path, help="written by `stepserve serve --events FILE`")
+    parser.add_argument(
+        "--request", required=True, metavar="ID", help="the id of its reply, or in the log"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for every stop."""
+    from stepserve.live.story import story
+
+    for line in story(args.file, args.request):
+        print(line)
+    return 0

@@ -1,0 +1,86 @@
+"""When threshold caps are worked out, from what, and who is told.
+
+The rule itself is a policy (``threshold/load_caps`` and its siblings). Source: dilaserve.md A2.2
+and B6. Caps are stale after an arrival, an end or a new forecast, and are worked out at most
+every ``every_s`` (B1: about once per second); the scheduler that owns this needs no timer,
+because nothing can have changed while it heard nothing.
+"""
+
+import math
+
+from stepserve.core.actions import GlobalAction, Send
+from stepserve.core.events import CapsSet
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.protocols import CapPolicy, CostModel, Demand, StepProgram
+
+from .ledger import Ledger, Tracked
+
+BELIEVED = 0.7
+"""Share of the fastest predicted remaining time that is required of a deadline (B6)."""
+
+
+class LoadControl:
+    """Keeps ``Tracked.cap`` of every request, and tells instances what changed."""
+
+    def __init__(
+        self, policy: CapPolicy | None, program: StepProgram, cost: CostModel, every_s: float
+    ) -> None:
+        """No policy: no caps."""
+        self._policy = policy
+        self._program = program
+        self._cost = cost
+        self._every_s = every_s
+        self._next_s = -math.inf
+        self._stale = False
+        self._lowest = 1.0
+
+    def admit(self, tracked: Tracked) -> None:
+        """A new request starts with the lowest cap handed out in the last update (B6)."""
+        tracked.cap = self._lowest
+        self._stale = True
+
+    def changed(self) -> None:
+        """Demand is no longer what the caps were worked out from."""
+        self._stale = True
+
+    def update(self, now_s: float, ledger: Ledger) -> list[GlobalAction]:
+        """Work the caps out anew if they are stale and it is time; tell who has a new one."""
+        if not self._stale or now_s < self._next_s or self._policy is None:
+            return []
+        self._stale, self._next_s = False, now_s + self._every_s
+        specs = [instance.spec for instance in ledger.instances.values() if not instance.draining]
+        rows = [t for t in ledger.requests.values() if t.forecast is not None]
+        if not specs or not rows:
+            self._lowest = 1.0
+            return []
+        fastest = max(specs, key=lambda spec: spec.tp_degree)
+        demands = [self._demand(tracked, fastest) for tracked in rows]
+        caps = self._policy.caps(demands, specs, now_s)
+        self._lowest = min(caps)
+        changed: dict[InstanceId, list[tuple[RequestId, float]]] = {}
+        for tracked, cap in zip(rows, caps, strict=True):
+            if cap != tracked.cap:
+                tracked.cap = cap
+                if tracked.segment is not None:
+                    changed.setdefault(tracked.segment.instance, []).append(
+                        (tracked.request.id, cap)
+                    )
+        why = f"{len(rows)} requests, caps {self._lowest:g} to {max(caps):g}"
+        return [Send(to, CapsSet(tuple(pairs)), why) for to, pairs in changed.items()]
+
+    def _demand(self, tracked: Tracked, fastest: InstanceSpec) -> Demand:
+        request, progress, forecast = tracked.request, tracked.progress, tracked.forecast
+        assert forecast is not None, "only requests with a forecast are asked about"
+        program, steps_run = self._program, progress.steps
+        heavy_left = program.heavy_left(request, progress, forecast.output_tokens)
+        heavy_tokens, light_tokens = program.heavy_tokens(request), program.light_tokens(request)
+        tokens = []
+        for index in range(len(forecast.thresholds)):
+            steps = forecast.remaining(index, steps_run)
+            heavy = min(steps, heavy_left)
+            tokens.append(heavy * heavy_tokens + (steps - heavy) * light_tokens)
+        fewest = forecast.remaining(len(forecast.thresholds) - 1, steps_run)
+        step_s = self._cost.step_time_s(program.full_tokens(request), 1, fastest)
+        done = (progress.settled - request.prompt_tokens) / request.max_output_tokens
+        return Demand(request, done, forecast.thresholds, tuple(tokens), BELIEVED * fewest * step_s)

@@ -1,0 +1,118 @@
+"""Puts a simulated cluster together: requests, instances, step times, schedulers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stepserve.control.assemble import assemble_global, assemble_local, assemble_planner
+from stepserve.control.reconfigure import slot_id
+from stepserve.core.ids import RequestId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.plan import Slot
+from stepserve.core.protocols import CostModel, StepPredictor
+from stepserve.core.request import (
+    SLO,
+    CacheMode,
+    DiffusionOptions,
+    Family,
+    OnMiss,
+    RefreshScope,
+    Request,
+    ThresholdBounds,
+)
+from stepserve.cost.step_table import StepProfile, StepTable
+
+from .config import Setting, System
+from .datasets import SimRequest, published_run
+from .faults import Faults
+from .known_steps import KnownSteps
+from .profiles import host_overhead, step_profile
+from .rows import Rows
+from .world import Heard, Learn, Timed, World, untimed
+
+Profiles = Mapping[int, StepProfile]
+
+
+def profiles(setting: Setting) -> dict[int, StepProfile]:
+    """The step tables of a setting's hardware, host overhead included, by TP degree."""
+    hardware = setting.hardware or published_run(setting.model, setting.dataset).gpu
+    overhead = host_overhead(hardware)
+    return {
+        degree: replace(
+            step_profile(hardware, setting.model, degree),
+            host_s=overhead.base_s,
+            host_row_s=overhead.per_row_s,
+        )
+        for degree in (1, 2, 4)
+    }
+
+
+def specs(setting: Setting, system: System) -> tuple[InstanceSpec, ...]:
+    """The instances at the start: every node in groups of ``tp_degree`` GPUs."""
+    degree = setting.tp_degree
+    slots = [
+        Slot(node, tuple(range(first, first + degree)))
+        for node, gpus in enumerate(setting.nodes)
+        for first in range(0, gpus, degree)
+    ]
+    pages = math.ceil(degree * system.kv_tokens / system.page_tokens)
+    return tuple(
+        InstanceSpec(slot_id(slot), degree, pages, system.page_tokens, system.max_residents, slot)
+        for slot in slots
+    )
+
+
+def make_request(
+    setting: Setting, system: System, drawn: SimRequest, e2e_s: float | None
+) -> Request:
+    """A drawn request with the options of a system."""
+    options = system.request
+    return Request(
+        id=RequestId(str(drawn.index)),
+        family=Family.DIFFUSION,
+        model=setting.model,
+        prompt_tokens=drawn.prompt_tokens,
+        max_output_tokens=drawn.output_tokens,
+        arrival_s=drawn.arrival_s,
+        slo=SLO(e2e_s=e2e_s, on_miss=OnMiss(options.on_miss)),
+        diffusion=DiffusionOptions(
+            thresholds=ThresholdBounds(options.preferred, options.floor),
+            block_tokens=setting.block_tokens,
+            cache_mode=CacheMode(setting.cache_mode),
+            refresh_blocks=options.refresh_blocks,
+            refresh_scope=RefreshScope(options.refresh_scope),
+        ),
+    )
+
+
+def make_world(
+    setting: Setting,
+    system: System,
+    tables: Profiles,
+    rows: Rows,
+    predictor: StepPredictor,
+    seed: int,
+    learn: Sequence[Learn] = (),
+    timed: Timed = untimed,
+    heard: Heard | None = None,
+) -> World:
+    """A world that has not started. Every scheduler has its own policies and cost model."""
+    control = system.control_for(setting.gpus)
+    known = KnownSteps(tables)
+
+    def cost() -> CostModel:
+        return StepTable(tables) if system.learn_steps else known
+
+    return World(
+        assemble_global(control, cost()),
+        lambda spec: assemble_local(control, spec, cost()),
+        rows=rows,
+        truth=known,
+        predictor=predictor,
+        planner=assemble_planner(control),
+        delays=setting.delays,
+        faults=Faults(setting.faults, seed),
+        learn=learn,
+        timed=timed,
+        heard=heard,
+    )

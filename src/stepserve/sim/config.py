@@ -1,0 +1,221 @@
+"""What a simulated experiment is made of, read strictly from TOML.
+
+    dataset = "gsm8k"
+    rates_per_gpu_per_s = [1.5, 1.75]
+    systems = ["infaas", "mine"]
+
+    [system.mine]              # a new system, or changes to a known one of that name
+    base = "dilaserve"
+    control.threshold = "fixed"
+
+    [quick]                    # what `--quick` changes
+    requests = 50
+
+An unknown key is an error that names it.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepserve.core.config import ControlConfig, from_table
+from stepserve.core.errors import FieldError
+from stepserve.core.request import CacheMode, OnMiss, RefreshScope
+
+from .faults import FaultConfig
+from .world import Delays
+
+
+def _one_of(name: str, value: str, known: Any) -> None:
+    if value not in list(known):
+        raise FieldError(name, f"must be one of {', '.join(known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a system sets in every request: ``ThresholdBounds`` and ``DiffusionOptions``."""
+
+    preferred: float = 0.9
+    floor: float = 0.5
+    refresh_blocks: int = 1
+    refresh_scope: str = "full"
+    on_miss: str = "degrade"
+
+    def __post_init__(self) -> None:
+        """Raises FieldError for a name that is not known; numbers are checked per request."""
+        _one_of("request.refresh_scope", self.refresh_scope, RefreshScope)
+        _one_of("request.on_miss", self.on_miss, OnMiss)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A named way to serve: policies, predictor, and what an instance can hold.
+
+    ``predictor``: ``mean`` (yields of the model), ``boosted`` (trees trained on simulated step
+    logs), ``oracle`` (the truth). ``learn_steps``: whether schedulers correct their step table.
+    ``kv_tokens``: positions of keys and values that fit beside the weights of one GPU: 80 GB
+    less 16 GB, at 0.5 MB each (dilaserve.md C1). ``admitted_per_gpu`` sets
+    ``control.admitted_limit`` from the cluster's size, at least 50 (B1: 50 at 4 GPUs, 100 at
+    16); 0 for none. ``accuracy_points_lost``: percentage points that the request options cost,
+    measured elsewhere, taken off the accuracy proxy.
+    """
+
+    control: ControlConfig = field(default_factory=ControlConfig)
+    request: RequestOptions = field(default_factory=RequestOptions)
+    predictor: str = "boosted"
+    learn_steps: bool = True
+    kv_tokens: int = 120_000
+    page_tokens: int = 16
+    max_residents: int = 32
+    admitted_per_gpu: float = 0.0
+    accuracy_points_lost: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises FieldError naming what makes no sense."""
+        _one_of("predictor", self.predictor, ("mean", "boosted", "oracle"))
+        for name in ("kv_tokens", "page_tokens", "max_residents"):
+            if getattr(self, name) < 1:
+                raise FieldError(name, "must be at least 1")
+
+    def control_for(self, gpus: int) -> ControlConfig:
+        """The policies on a cluster of this size."""
+        if not self.admitted_per_gpu:
+            return self.control
+        return replace(self.control, admitted_limit=max(50, round(self.admitted_per_gpu * gpus)))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all systems of an experiment have in common, and what is swept.
+
+    ``hardware`` is by default that of the published runs. ``nodes``: GPUs of each; all
+    instances begin at ``tp_degree``. ``arrivals``: poisson,
+    constant, or ``burstgpt`` (the published curve of 24 windows of ``window_s``, which then
+    sets the number of requests, and of which ``rates_per_gpu_per_s`` is the peak). ``base_s``:
+    unloaded latency that the SLO multiples are of; 0 for the data set's published one.
+    ``early_stop``: requests end by themselves; the published ones run to their limit.
+    ``timeline_s``: length of the buckets of the timeline; 0 for none.
+    """
+
+    dataset: str = "gsm8k"
+    model: str = "llada-8b"
+    hardware: str = ""
+    nodes: tuple[int, ...] = (4, 4, 4, 4)
+    tp_degree: int = 1
+    cache_mode: str = "dual"
+    block_tokens: int = 32
+    requests: int = 1000
+    arrivals: str = "poisson"
+    rates_per_gpu_per_s: tuple[float, ...] = (1.5,)
+    slo_multiples: tuple[float, ...] = (5.0,)
+    base_s: float = 0.0
+    window_s: float = 300.0
+    early_stop: bool = False
+    seeds: tuple[int, ...] = (0,)
+    timeline_s: float = 0.0
+    delays: Delays = field(default_factory=Delays)
+    faults: FaultConfig = field(default_factory=FaultConfig)
+
+    def __post_init__(self) -> None:
+        """Raises FieldError naming what makes no sense."""
+        _one_of("cache_mode", self.cache_mode, CacheMode)
+        _one_of("arrivals", self.arrivals, ("poisson", "constant", "burstgpt"))
+        for name in ("requests", "block_tokens", "tp_degree"):
+            if getattr(self, name) < 1:
+                raise FieldError(name, "must be at least 1")
+        for name in ("base_s", "timeline_s"):
+            if getattr(self, name) < 0.0:
+                raise FieldError(name, "must not be negative")
+        for name in ("nodes", "rates_per_gpu_per_s", "slo_multiples", "seeds"):
+            values = getattr(self, name)
+            if not values:
+                raise FieldError(name, "needs at least one value")
+            if name != "seeds" and min(values) <= 0:
+                raise FieldError(name, "must be positive")
+        if any(gpus % self.tp_degree for gpus in self.nodes):
+            raise FieldError("tp_degree", "must divide the GPUs of every node")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return sum(self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A setting and the systems to compare in it, by name, in order."""
+
+    setting: Setting
+    systems: Mapping[str, System]
+
+    def as_table(self) -> dict[str, Any]:
+        """The resolved configuration as TOML values, to be kept beside results."""
+        return {
+            **as_table(self.setting),
+            "systems": list(self.systems),
+            "system": {name: as_table(system) for name, system in self.systems.items()},
+        }
+
+
+T = TypeVar("T")
+
+
+def read(path: Path, known: Mapping[str, System], *, quick: bool = False) -> Experiment:
+    """Read an experiment; ``known`` are the systems that need no table.
+
+    Raises FieldError naming the dotted key at fault.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise FieldError("config", f"{path} cannot be read: {error}") from error
+    changes = table.pop("quick", {})
+    return from_tables(merged(table, changes) if quick else table, known)
+
+
+def from_tables(table: Mapping[str, Any], known: Mapping[str, System]) -> Experiment:
+    """As ``read``, of a table already read."""
+    rest = dict(table)
+    names = rest.pop("systems", None)
+    if not isinstance(names, list) or not names:
+        raise FieldError("systems", "needs a list of names")
+    systems = dict(known)
+    for name, changes in rest.pop("system", {}).items():
+        changed = dict(changes)
+        base = changed.pop("base", None)
+        if base is not None and base not in systems:
+            raise FieldError(f"system.{name}.base", f"no such system: {base!r}")
+        start = systems.get(base or name, System())
+        systems[name] = overlaid(start, changed, f"system.{name}")
+    for name in names:
+        if name not in systems:
+            raise FieldError("systems", f"unknown {name!r}; known: {', '.join(sorted(systems))}")
+    return Experiment(from_table(Setting, rest), {name: systems[name] for name in names})
+
+
+def overlaid(base: T, changes: Mapping[str, Any], path: str) -> T:
+    """A config value with a table laid over it. Raises FieldError naming the dotted key."""
+    return from_table(type(base), merged(as_table(base), changes), path)
+
+
+def as_table(value: Any) -> dict[str, Any]:
+    """A config value as TOML values: tables and lists."""
+    return {key: _plain(item) for key, item in asdict(value).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``table`` with ``changes`` laid over it; tables are merged, the rest replaced."""
+    result = dict(table)
+    for key, value in changes.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
+    return result

@@ -1,0 +1,94 @@
+"""What goes wrong in a simulated run, decided by a seed.
+
+The schedulers never see this: they see what a real cluster would show them.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from stepserve.core.errors import FieldError
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.request import FinishReason
+from stepserve.core.step import StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class FaultConfig:
+    """Rates of things that go wrong; all 0 for none.
+
+    ``losses_per_hour``: of each instance. ``false_loss_share``: losses of instances that were
+    only slow; what they had said arrives after they were given up. ``row_error_rate``: chance
+    that a row of a batch fails. ``late_share``: chance that a message between schedulers is
+    held up for ``late_s``, and those behind it, too; ``jitter_s``: every message takes up to
+    so much longer. ``slow_instances`` take ``slow_factor`` as long for
+    every batch. ``step_cv``: coefficient of variation of a batch's time.
+    """
+
+    losses_per_hour: float = 0.0
+    false_loss_share: float = 0.0
+    row_error_rate: float = 0.0
+    late_share: float = 0.0
+    late_s: float = 0.5
+    jitter_s: float = 0.0
+    slow_instances: int = 0
+    slow_factor: float = 2.0
+    step_cv: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises FieldError for a rate or a factor that makes no sense."""
+        for field in fields(self):
+            if not 0.0 <= getattr(self, field.name) < math.inf:
+                raise FieldError(f"faults.{field.name}", "must be finite and not negative")
+        for name in ("false_loss_share", "row_error_rate", "late_share"):
+            if getattr(self, name) > 1.0:
+                raise FieldError(f"faults.{name}", "must be at most 1")
+        if self.slow_factor == 0.0:
+            raise FieldError("faults.slow_factor", "must be positive")
+
+
+class Faults:
+    """Draws what goes wrong. One stream of numbers per kind, so that kinds do not interact."""
+
+    def __init__(self, config: FaultConfig, seed: int) -> None:
+        self._config = config
+        self._losses, self._rows, self._late, self._noise = (
+            random.Random(f"{seed}/faults/{kind}") for kind in ("loss", "row", "late", "noise")
+        )
+        self.rows_fail = config.row_error_rate > 0.0
+        self.messages_vary = config.late_share > 0.0 or config.jitter_s > 0.0
+        self.steps_vary = config.step_cv > 0.0
+
+    def life_s(self) -> float:
+        """Seconds until an instance that comes up now is lost; infinite without losses."""
+        rate = self._config.losses_per_hour / 3600.0
+        return self._losses.expovariate(rate) if rate > 0.0 else math.inf
+
+    def false_alarm(self) -> bool:
+        """Whether an instance that is given up was only slow."""
+        return self._losses.random() < self._config.false_loss_share
+
+    def slowdowns(self, instances: Sequence[InstanceId]) -> dict[InstanceId, float]:
+        """Factor on every batch of the instances that are slow."""
+        slow = self._noise.sample(list(instances), min(self._config.slow_instances, len(instances)))
+        return dict.fromkeys(slow, self._config.slow_factor)
+
+    def held_up_s(self) -> float:
+        """Seconds that a message takes longer than it should."""
+        config, draw = self._config, self._late.random
+        return draw() * config.jitter_s + (config.late_s if draw() < config.late_share else 0.0)
+
+    def noise(self) -> float:
+        """Factor of mean 1 on the time of a batch."""
+        sigma = math.sqrt(math.log1p(self._config.step_cv**2))
+        return self._noise.lognormvariate(-sigma * sigma / 2.0, sigma)
+
+    def fail_rows(self, outcomes: tuple[StepOutcome, ...]) -> tuple[StepOutcome, ...]:
+        """The outcomes with some rows failed."""
+        rate, draw = self._config.row_error_rate, self._rows.random
+        return tuple(_failed(o.request_id) if draw() < rate else o for o in outcomes)
+
+
+def _failed(request_id: RequestId) -> StepOutcome:
+    return StepOutcome(request_id, 0, 0, FinishReason.ERROR, error="the row failed (injected)")

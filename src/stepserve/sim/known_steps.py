@@ -1,0 +1,38 @@
+"""A cost model that knows the true step times: what the world runs on, and what a scheduler has
+whose profile is right and never corrected (the published systems).
+
+The same answers as ``StepTable`` without learning, from a list by token count: a simulated
+hour asks millions of times.
+"""
+
+from collections.abc import Mapping
+
+from stepserve.core.instance import InstanceSpec
+from stepserve.cost.step_table import StepProfile
+
+
+class KnownSteps:
+    """A ``CostModel`` over one profile per tensor-parallel degree. Holds no state."""
+
+    def __init__(self, profiles: Mapping[int, StepProfile]) -> None:
+        self._profiles = dict(profiles)
+        self._tables = {
+            degree: (
+                [0.0, *(p.forward_s(p.entry(n), n) for n in range(1, p.sizes[-1] + 1))],
+                p.host_s,
+                p.host_row_s,
+            )
+            for degree, p in profiles.items()
+        }
+
+    def step_time_s(self, tokens: int, rows: int, spec: InstanceSpec) -> float:
+        """See ``CostModel.step_time_s``. Raises KeyError for a degree without a profile."""
+        if tokens <= 0:
+            return 0.0
+        table, host_s, host_row_s = self._tables[spec.tp_degree]
+        if tokens < len(table):
+            return table[tokens] + (host_s + host_row_s * (rows - 1))  # adds up as in StepTable
+        return self._profiles[spec.tp_degree].step_time_s(tokens, rows)
+
+    def observe(self, tokens: int, rows: int, spec: InstanceSpec, seconds: float) -> None:
+        """Nothing to learn."""

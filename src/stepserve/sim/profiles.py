@@ -1,0 +1,118 @@
+"""What a step takes on the published hardware: step tables, and the host time beside them.
+
+Source: dilaserve.md B2 (profiles), D1 (the coherent set), D5 (host overhead), D9 (round up, do
+not smooth). Deviations, each named in the profile's ``source``:
+
+- Dream-7B was measured at TP1 only; TP2 and TP4 are its TP1 times divided by LLaDA-8B's
+  speed-ups at the same size.
+- ``GH200-graphs`` (the GH200 with CUDA graphs) is derived from a few published points.
+- Without the data folder the published extract is used, linear between its rows, on the
+  profiles' own grid of 32 tokens.
+"""
+
+import csv
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepserve.core.errors import FieldError
+from stepserve.cost.step_table import StepProfile
+from stepserve.sim.data import data_file, facts
+
+GRID_TOKENS = 32
+MAX_TOKENS = 8192
+MODELS = {"llada-8b": "LLaDA-8B-Instruct", "dream-7b": "Dream-v0-Instruct-7B"}
+"""Our names of the models, and those of the published files."""
+
+Points = dict[int, float]
+
+
+def step_profile(gpu: str, model: str, tp: int) -> StepProfile:
+    """The step table of ``gpu`` (H100, GH200, GH200-graphs), ``model`` and TP degree (1, 2, 4).
+
+    Raises FieldError naming the part for which nothing was published.
+    """
+    if model not in MODELS:
+        raise FieldError("model", f"no profile of {model!r}; known: {', '.join(MODELS)}")
+    if tp not in (1, 2, 4):
+        raise FieldError("tp", f"no profile at TP degree {tp}; known: 1, 2, 4")
+    if gpu not in ("H100", "GH200", "GH200-graphs") or (model, gpu[:2]) == ("dream-7b", "GH"):
+        raise FieldError("gpu", f"no profile of {model} on {gpu!r}")
+    if model == "dream-7b" and tp > 1:
+        return _scaled_dream(tp)
+    if gpu == "GH200-graphs":
+        return _with_graphs(tp)
+    points, source = _points(gpu, model, tp)
+    return _profile(points, source)
+
+
+def _profile(points: Points, source: str) -> StepProfile:
+    return StepProfile(tuple(points), tuple(points.values()), source)
+
+
+def _points(gpu: str, model: str, tp: int) -> tuple[Points, str]:
+    """Seconds by tokens, on the grid, and where they come from."""
+    path = data_file("dlm/step_latency.csv")
+    name = f"{MODELS[model]} on {gpu}, TP{tp}, without CUDA graphs"
+    if path is not None:
+        wanted = (gpu, MODELS[model], str(tp), "false", "default")
+        keys = ("gpu", "model", "tp", "cuda_graph", "cache_variant")
+        with path.open(newline="") as file:
+            rows = [r for r in csv.DictReader(file) if tuple(r[k] for k in keys) == wanted]
+        points = {int(r["tokens"]): float(r["seconds"]) for r in rows}
+        return dict(sorted(points.items())), f"published profile, all points: {name}"
+    shipped = facts("profiles")
+    table = shipped["tables"][f"{gpu}/{model}/{tp}"]
+    sizes, milliseconds = zip(*table, strict=True)
+    grid = range(GRID_TOKENS, MAX_TOKENS + 1, GRID_TOKENS)
+    seconds = np.interp(grid, sizes, milliseconds) / 1e3
+    points = {size: float(s) for size, s in zip(grid, seconds, strict=True)}
+    return points, f"published extract, linear between {len(table)} rows: {name}"
+
+
+def _scaled_dream(tp: int) -> StepProfile:
+    own, source = _points("H100", "dream-7b", 1)
+    one, _ = _points("H100", "llada-8b", 1)
+    many, _ = _points("H100", "llada-8b", tp)
+    points = {size: seconds * many[size] / one[size] for size, seconds in own.items()}
+    return _profile(points, f"{source}; scaled by LLaDA-8B's speed-up at TP{tp} (not measured)")
+
+
+def _with_graphs(tp: int) -> StepProfile:
+    points, source = _points("GH200", "llada-8b", tp)
+    derived = facts("profiles")["gh200_graphs"]
+    floor_s = derived["floor_ms"][str(tp)] / 1e3
+    per_token_s = derived["us_per_token"][str(tp)] / 1e6
+    graphs = {n: min(s, max(floor_s, per_token_s * n)) for n, s in points.items()}
+    return _profile(graphs, f"{source}; CUDA graphs {derived['source']}")
+
+
+@dataclass(frozen=True, slots=True)
+class HostOverhead:
+    """Seconds a step takes beside its profile: ``base_s`` plus ``per_row_s`` per further row.
+
+    ``base_s`` makes the unloaded latency the published one (dilaserve.md D5); ``per_row_s`` is
+    what grows with the batch (scheduling, sampling and bookkeeping per request), fitted to the
+    load at which the published baseline breaks (experiments/calibration).
+    """
+
+    base_s: float = 0.0
+    per_row_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises FieldError for a negative or infinite time."""
+        for name in ("base_s", "per_row_s"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise FieldError(f"overhead.{name}", "must be finite and not negative")
+
+    def seconds(self, rows: int) -> float:
+        """Host seconds of a step of so many requests; 0 for none."""
+        return self.base_s + self.per_row_s * (rows - 1) if rows > 0 else 0.0
+
+
+def host_overhead(gpu: str) -> HostOverhead:
+    """The calibrated overhead of a GPU's published runs."""
+    known = facts("overheads")["overheads"]
+    if gpu not in known:
+        raise FieldError("gpu", f"no calibrated overhead of {gpu!r}; known: {', '.join(known)}")
+    return HostOverhead(**known[gpu])

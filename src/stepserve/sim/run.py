@@ -1,0 +1,238 @@
+"""Runs the points of an experiment: every system at every rate, SLO and seed.
+
+A point is self-contained, so points run in any order, in any number of processes, to the same
+result. What all points share (a trained predictor) is made once, before.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any, Protocol
+
+from stepserve.core.errors import FieldError
+from stepserve.core.protocols import StepPredictor
+from stepserve.core.request import Request
+from stepserve.cost.boosted_steps import BoostedSteps, StepModel
+from stepserve.cost.remaining_steps import MeanYield, Yields
+
+from .cluster import Profiles, make_world, specs
+from .config import Experiment, Setting, System
+from .oracle import Oracle
+from .results import Row, Timeline, summary
+from .rows import Rows, TraceRows
+from .world import Heard, Learn, Record, Timed, World, untimed
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run."""
+
+    system: str
+    rate_per_gpu_per_s: float
+    slo_multiple: float
+    seed: int
+
+
+class Load(Protocol):
+    """What a point serves: requests, what steps do to them and take, how answers are judged."""
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """In order of arrival."""
+        ...
+
+    @property
+    def rows(self) -> Rows:
+        """Executors, real or modelled."""
+        ...
+
+    @property
+    def yields(self) -> Yields:
+        """What the plain predictor starts from."""
+        ...
+
+    @property
+    def profiles(self) -> Profiles:
+        """Step times by TP degree."""
+        ...
+
+    @property
+    def accuracy_kind(self) -> str:
+        """``measured`` or ``proxy``."""
+        ...
+
+    def accuracy(self, records: Sequence[Record]) -> float | None:
+        """Mean over the requests that got their whole answer, 0..1; ``None`` without any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a point. ``scheduler_us_per_event`` is measured, all else simulated."""
+
+    row: Row
+    timeline: list[Row] = field(default_factory=list)
+    scheduler_us_per_event: float | None = None
+
+
+def points(experiment: Experiment) -> list[Point]:
+    """All points, in the order of their rows."""
+    setting = experiment.setting
+    swept = itertools.product(
+        experiment.systems, setting.rates_per_gpu_per_s, setting.slo_multiples, setting.seeds
+    )
+    return [Point(*values) for values in swept]
+
+
+class Meter:
+    """Sums the seconds spent in parts that are called, and counts the calls."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, measured."""
+        clock, seconds, calls = self._clock, self.seconds, self.calls
+        seconds.setdefault(part, 0.0)
+        calls.setdefault(part, 0)
+
+        def measured(*args: Any) -> Any:
+            start = clock()
+            result = call(*args)
+            seconds[part] += clock() - start
+            calls[part] += 1
+            return result
+
+        return measured
+
+    def us_per_event(self, *parts: str) -> float | None:
+        """Mean microseconds of a call of these parts."""
+        calls = sum(self.calls.get(part, 0) for part in parts)
+        return 1e6 * sum(self.seconds.get(p, 0.0) for p in parts) / calls if calls else None
+
+
+def run_point(
+    experiment: Experiment,
+    point: Point,
+    load: Load,
+    *,
+    model: StepModel | None = None,
+    clock: Callable[[], float] | None = None,
+    learn: Sequence[Learn] = (),
+    heard: Heard | None = None,
+) -> Outcome:
+    """Run one point to its end. ``model``: the boosted predictor's. ``clock`` measures
+    schedulers. ``learn``, ``heard``: see ``World``.
+    """
+    setting, system = experiment.setting, experiment.systems[point.system]
+    meter = None if clock is None else Meter(clock)
+    timed = meter.timed if meter else untimed
+    world, timeline = simulate(setting, system, load, point.seed, model, learn, timed, heard)
+    records = list(world.records.values())
+    row = {
+        "system": point.system,
+        "model": setting.model,
+        "dataset": setting.dataset,
+        "gpus": setting.gpus,
+        "rate_per_gpu_per_s": point.rate_per_gpu_per_s,
+        "slo_multiple": point.slo_multiple,
+        "seed": point.seed,
+        "requests": len(records),
+        "accuracy": load.accuracy(records),
+        "accuracy_kind": load.accuracy_kind,
+        **summary(world, world.scheduler.reconfiguration.changes),
+    }
+    return Outcome(
+        row,
+        [] if timeline is None else timeline.rows(),
+        meter.us_per_event("global", "local") if meter else None,
+    )
+
+
+def simulate(
+    setting: Setting,
+    system: System,
+    load: Load,
+    seed: int,
+    model: StepModel | None = None,
+    learn: Sequence[Learn] = (),
+    timed: Timed = untimed,
+    heard: Heard | None = None,
+) -> tuple[World, Timeline | None]:
+    """A world that has run to its end, and its timeline if the setting asks for one."""
+    predictor = _predictor(system, load, model)
+    learns = (*learn, predictor.learn) if system.predictor == "mean" else learn
+    world = make_world(
+        setting, system, load.profiles, load.rows, predictor, seed, learns, timed, heard
+    )
+    world.start(specs(setting, system), load.requests)
+    timeline = Timeline(world, setting.timeline_s) if setting.timeline_s else None
+    world.run()
+    return world, timeline
+
+
+def _predictor(system: System, load: Load, model: StepModel | None) -> StepPredictor:
+    if system.predictor == "mean":
+        return MeanYield(load.yields)
+    if system.predictor == "oracle":
+        if not isinstance(load.rows, TraceRows):
+            raise FieldError("predictor", "only a trace knows its end: no oracle here")
+        return Oracle(load.rows)
+    assert model is not None, "the boosted predictor was trained before"
+    return BoostedSteps(model)
+
+
+def run_points(
+    experiment: Experiment, run: Callable[[Point], Outcome], jobs: int
+) -> Iterator[tuple[Point, Outcome]]:
+    """Run all points, in ``jobs`` processes if more than one, as they end."""
+    todo = points(experiment)
+    if jobs <= 1 or len(todo) == 1:
+        yield from ((point, run(point)) for point in todo)
+        return
+    with ProcessPoolExecutor(min(jobs, len(todo)), get_context("spawn")) as pool:
+        futures = {pool.submit(run, point): point for point in todo}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def results(experiment: Experiment, command: str, outcomes: dict[Point, Outcome]) -> dict[str, Any]:
+    """The content of ``results.json``: nothing in it depends on the machine."""
+    ordered = [(point, outcomes[point]) for point in points(experiment)]
+    content: dict[str, Any] = {
+        "command": command,
+        "config": experiment.as_table(),
+        "seeds": list(experiment.setting.seeds),
+        "rows": [outcome.row for _, outcome in ordered],
+    }
+    if experiment.setting.timeline_s:
+        content["timelines"] = [
+            {**_name(point), "buckets": outcome.timeline} for point, outcome in ordered
+        ]
+    return content
+
+
+def timings(experiment: Experiment, outcomes: dict[Point, Outcome]) -> dict[str, Any]:
+    """The content of ``timing.json``: what was measured on this machine."""
+    return {
+        "rows": [
+            {**_name(point), "scheduler_us_per_event": outcomes[point].scheduler_us_per_event}
+            for point in points(experiment)
+        ]
+    }
+
+
+def _name(point: Point) -> Row:
+    return {
+        "system": point.system,
+        "rate_per_gpu_per_s": point.rate_per_gpu_per_s,
+        "slo_multiple": point.slo_multiple,
+        "seed": point.seed,
+    }

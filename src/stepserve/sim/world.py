@@ -1,0 +1,402 @@
+"""A cluster in virtual time: carries out what the schedulers ask, and tells them what happened.
+
+The schedulers are the ones that serve (``control/assemble``); this file only knows how long
+things take. Every message is delivered after a delay, in order per link. A batch takes what
+the true cost model says and does what ``Rows`` says.
+
+Events are ordered by (time, priority, sequence): at equal times batches end first, then
+answers of machines and solvers come, then messages, then clients act; within a priority in
+the order of their making. So one seed is one run.
+
+Deviations from a live cluster: tokens reach the frontend when their batch ends (the way of a
+message later, in truth); the control loop handles an event in no time (its measured
+microseconds are reported instead); the KV of a lost or moved request costs what its next
+recompute step costs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from heapq import heappop, heappush
+from typing import Any
+
+from stepserve.control.global_scheduler import GlobalScheduler
+from stepserve.control.local_scheduler import LocalScheduler
+from stepserve.core.actions import (
+    Finish,
+    LoadState,
+    LocalAction,
+    Predict,
+    Rebuild,
+    Reject,
+    Report,
+    RunBatch,
+    Send,
+    SolvePlan,
+    Stop,
+)
+from stepserve.core.errors import FieldError, StepserveError
+from stepserve.core.events import (
+    BatchDone,
+    GlobalEvent,
+    InstanceLost,
+    InstanceStopped,
+    InstanceUp,
+    LocalEvent,
+    PlanSolved,
+    Predicted,
+    RequestArrived,
+    RequestCancelled,
+    SegmentEnded,
+)
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.plan import Planner
+from stepserve.core.protocols import CostModel, StepPredictor
+from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.segment import SegmentEnd
+from stepserve.core.step import Batch, Step, StepKind, StepOutcome
+
+from .faults import FaultConfig, Faults
+from .quality import StageUse
+from .rows import Rows
+
+BATCH_ENDS, ANSWER, MESSAGE, CLIENT = range(4)
+"""Priorities of events at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How long things take that no cost model knows (dilaserve.md C6, C7, C9).
+
+    ``message_s`` is one way between schedulers; ``predict_s`` covers asking and answering;
+    ``detect_s`` passes between the loss of an instance and the news of it; ``rebuild_s`` until
+    a new instance is up: 60 to 90 s for weights, processes and graph capture.
+    """
+
+    message_s: float = 0.0005
+    predict_s: float = 0.001
+    plan_s: float = 5.0
+    stop_s: float = 5.0
+    rebuild_s: float = 75.0
+    detect_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises FieldError for a negative time."""
+        for field in fields(self):
+            if not getattr(self, field.name) >= 0.0:
+                raise FieldError(f"delays.{field.name}", "must not be negative")
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of one request.
+
+    ``progress`` is what reached the frontend when the request last left an instance.
+    ``tokens`` counts settled tokens, ``use`` the thresholds they were settled at.
+    ``releases``: times it was let go while it went on (migrations and drains).
+    """
+
+    request: Request
+    index: int
+    use: StageUse
+    progress: Progress | None = None
+    answer: Finish | Reject | None = None
+    answered_s: float = 0.0
+    tokens: int = 0
+    refreshes: int = 0
+    releases: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One incarnation of an instance. Messages name the incarnation, not the instance."""
+
+    spec: InstanceSpec
+    local: LocalScheduler
+    handle: Callable[[float, LocalEvent], list[LocalAction]]
+    slow: float
+    alive: bool = True
+    to_s: float = 0.0  # messages to it arrive no earlier
+    from_s: float = 0.0  # nor do messages from it
+
+
+Event = tuple[float, int, int, Callable[[Any, Any], None], Any, Any]
+Timed = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+
+
+def untimed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves a part as it is."""
+    return call
+
+
+Learn = Callable[[Request, Progress, StepOutcome, Step], None]
+
+
+Heard = Callable[[InstanceSpec | None, int, float, Any, list[Any]], None]
+"""Told of every call of ``handle``: instance and incarnation (the global scheduler: none and
+0), time, event, actions."""
+
+
+class World:
+    """Global and local schedulers, clients, machines and faults."""
+
+    def __init__(
+        self,
+        scheduler: GlobalScheduler,
+        make_local: Callable[[InstanceSpec], LocalScheduler],
+        *,
+        rows: Rows,
+        truth: CostModel,
+        predictor: StepPredictor,
+        planner: Planner | None = None,
+        delays: Delays | None = None,
+        faults: Faults | None = None,
+        learn: Sequence[Learn] = (),
+        timed: Timed = untimed,
+        heard: Heard | None = None,
+    ) -> None:
+        """``truth``: true seconds of a batch. ``learn``: told of every executed step.
+        ``timed`` wraps the parts that are called, for those who measure them.
+        """
+        self.now_s = 0.0
+        self.records: dict[RequestId, Record] = {}
+        self.instances: dict[InstanceId, Instance] = {}
+        self.delays = delays or Delays()
+        self.faults = faults or Faults(FaultConfig(), 0)
+        self.after_event: Callable[[], None] | None = None
+        self.layouts: list[tuple[float, InstanceSpec, bool]] = []  # came up, or went
+        self.unanswered: dict[RequestId, Record] = {}
+        self.batches = 0
+        self.events = 0
+        self.losses = 0
+        self.scheduler = scheduler
+        self._timed, self._heard = timed, heard
+        self._global = self._watched("global", scheduler.handle, None, 0)
+        self._make_local = make_local
+        self._rows = rows
+        self._run_rows = timed("outcomes", rows.run)
+        self._true_s = truth.step_time_s
+        self._predict = timed("predictor", predictor.remaining_steps)
+        self._planner = planner
+        self._learn = tuple(learn)
+        self._slow: dict[InstanceId, float] = {}
+        self._incarnations: dict[InstanceId, int] = {}
+        self._heap: list[Event] = []
+        self._sequence = 0
+        self._arrivals: Sequence[Request] = ()
+
+    # -- the run
+
+    def start(self, specs: Sequence[InstanceSpec], requests: Sequence[Request]) -> None:
+        """Bring the instances up and let the requests, in order of arrival, come."""
+        self._slow = self.faults.slowdowns([spec.id for spec in specs])
+        for spec in specs:
+            self._come_up(spec)
+        self._arrivals = requests
+        if requests:
+            self.at(requests[0].arrival_s, CLIENT, self._arrive, 0)
+
+    def at(
+        self, when_s: float, priority: int, call: Callable[[Any, Any], None], a: Any, b: Any = None
+    ) -> None:
+        """Have ``call(a, b)`` happen at a time that has not passed."""
+        self._sequence += 1
+        heappush(self._heap, (when_s, priority, self._sequence, call, a, b))
+
+    def run(self, limit: int | None = None) -> None:
+        """Until nothing more happens. Raises StepserveError after ``limit`` events, if given."""
+        heap = self._heap
+        while heap:
+            self.events += 1
+            if limit is not None and self.events > limit:
+                raise StepserveError(f"the world does not come to rest in {limit} events")
+            self.now_s, _, _, call, a, b = heappop(heap)
+            call(a, b)
+            if self.after_event is not None:
+                self.after_event()
+
+    @property
+    def over(self) -> bool:
+        """Whether every request has come and has its answer."""
+        return not self.unanswered and len(self.records) == len(self._arrivals)
+
+    def _watched(
+        self, part: str, handle: Callable[..., Any], spec: InstanceSpec | None, incarnation: int
+    ) -> Callable[..., Any]:
+        handle, heard = self._timed(part, handle), self._heard
+        if heard is None:
+            return handle
+
+        def told(now_s: float, event: Any) -> Any:
+            actions = handle(now_s, event)
+            heard(spec, incarnation, now_s, event, actions)
+            return actions
+
+        return told
+
+    # -- clients
+
+    def _arrive(self, index: int, _: None) -> None:
+        request = self._arrivals[index]
+        if index + 1 < len(self._arrivals):
+            self.at(self._arrivals[index + 1].arrival_s, CLIENT, self._arrive, index + 1)
+        record = Record(request, index, StageUse(request.max_output_tokens))
+        self.records[request.id] = self.unanswered[request.id] = record
+        self._rows.arrive(index, request)
+        self._tell_global(RequestArrived(request))
+
+    def cancel_at(self, when_s: float, request_id: RequestId) -> None:
+        """The client of a request leaves."""
+        event = RequestCancelled(request_id, FinishReason.CANCELLED)
+        self.at(when_s, CLIENT, self._tell_global, event)
+
+    def _answer(self, action: Finish | Reject) -> None:
+        record = self.records[action.request_id]
+        assert record.answer is None, f"a second answer: {action} after {record.answer}"
+        record.answer, record.answered_s = action, self.now_s
+        del self.unanswered[action.request_id]
+        self._rows.end(action.request_id)
+
+    # -- machines
+
+    def _come_up(self, spec: InstanceSpec, _: None = None) -> None:
+        incarnation = self._incarnations[spec.id] = self._incarnations.get(spec.id, -1) + 1
+        local = self._make_local(spec)
+        handle = self._watched("local", local.handle, spec, incarnation)
+        instance = Instance(spec, local, handle, self._slow.get(spec.id, 1.0))
+        self.instances[spec.id] = instance
+        self.layouts.append((self.now_s, spec, True))
+        life_s = self.faults.life_s()
+        if life_s != float("inf"):
+            self.at(self.now_s + life_s, ANSWER, self._fail, instance)
+        self._message(instance, InstanceUp(spec))
+
+    def _fail(self, instance: Instance, _: None) -> None:
+        """An instance that lives long enough is lost, unless the run is over."""
+        if instance.alive and not self.over:
+            self.lose(instance.spec.id)
+
+    def lose(self, instance_id: InstanceId) -> None:
+        """An instance is lost, or believed to be; nothing happens if there is none."""
+        instance = self.instances.get(instance_id)
+        if instance is None:
+            return
+        self._remove(instance)
+        self._rows.lost(instance_id)
+        self.losses += 1
+        for name, resident in instance.local.residents.items():
+            self.records[name].progress = resident.progress
+        if self.faults.false_alarm():
+            self._report_loss(instance.spec)
+        else:
+            when_s = max(self.now_s, instance.from_s) + self.delays.detect_s
+            self.at(when_s, ANSWER, self._report_loss, instance.spec)
+
+    def _report_loss(self, spec: InstanceSpec, _: None = None) -> None:
+        """Tell what reached the frontend, also of requests whose last news is under way."""
+        reached = [(r.request.id, r.progress) for r in self.unanswered.values()]
+        told = tuple((name, progress) for name, progress in reached if progress is not None)
+        self._tell_global(InstanceLost(spec, told))
+
+    def _remove(self, instance: Instance) -> None:
+        instance.alive = False
+        del self.instances[instance.spec.id]
+        self.layouts.append((self.now_s, instance.spec, False))
+
+    def _stopped(self, spec: InstanceSpec, _: None) -> None:
+        instance = self.instances.get(spec.id)
+        if instance is None:
+            return  # lost meanwhile
+        assert not instance.local.residents, "only an instance that holds nothing is stopped"
+        self._remove(instance)
+        self._tell_global(InstanceStopped(spec))
+
+    # -- the global scheduler
+
+    def _tell_global(self, event: GlobalEvent, _: None = None) -> None:
+        for action in self._global(self.now_s, event):
+            match action:
+                case Send(to, sent):
+                    instance = self.instances.get(to)
+                    if instance is not None:
+                        when_s = self.now_s + self.delays.message_s
+                        if self.faults.messages_vary:
+                            when_s = max(instance.to_s, when_s + self.faults.held_up_s())
+                            instance.to_s = when_s
+                        self.at(when_s, MESSAGE, self._tell_local, instance, sent)
+                case Predict(request, progress, thresholds):
+                    forecast = self._predict(request, progress, thresholds)
+                    when_s = self.now_s + self.delays.predict_s
+                    self.at(when_s, MESSAGE, self._tell_global, Predicted(request.id, forecast))
+                case Finish() | Reject():
+                    self._answer(action)
+                case Rebuild(spec, after_s):
+                    when_s = self.now_s + after_s + self.delays.rebuild_s
+                    self.at(when_s, ANSWER, self._come_up, spec)
+                case Stop(spec):
+                    self.at(self.now_s + self.delays.stop_s, ANSWER, self._stopped, spec)
+                case SolvePlan(problem):
+                    assert self._planner is not None, "only a configured planner is asked"
+                    solved = PlanSolved(self._planner.plan(problem))
+                    self.at(self.now_s + self.delays.plan_s, ANSWER, self._tell_global, solved)
+
+    # -- instances
+
+    def _tell_local(self, instance: Instance, event: LocalEvent) -> None:
+        if not instance.alive:
+            return
+        for action in instance.handle(self.now_s, event):  # isinstance: faster than match here
+            if isinstance(action, Report):
+                self._message(instance, action.event)
+            elif isinstance(action, Predict):
+                request = action.request
+                forecast = self._predict(request, action.progress, action.thresholds)
+                when_s = self.now_s + self.delays.predict_s
+                answer = Predicted(request.id, forecast)
+                self.at(when_s, MESSAGE, self._tell_local, instance, answer)
+            elif isinstance(action, RunBatch):
+                self._run_batch(instance, action.batch)
+            elif isinstance(action, LoadState):
+                self._rows.load(instance.spec.id, action.request, action.progress)
+            else:
+                self._rows.free(instance.spec.id, action.request_id)
+
+    def _run_batch(self, instance: Instance, batch: Batch) -> None:
+        seconds = self._true_s(batch.query_tokens, len(batch.steps), instance.spec)
+        seconds *= instance.slow
+        if self.faults.steps_vary:
+            seconds *= self.faults.noise()
+        self.at(self.now_s + seconds, BATCH_ENDS, self._batch_ends, instance, (batch, seconds))
+
+    def _message(self, instance: Instance, event: GlobalEvent) -> None:
+        """From an instance to the global scheduler; it arrives even if the instance is lost."""
+        if type(event) is SegmentEnded:
+            record = self.records[event.segment.request_id]
+            record.progress = event.progress
+            record.releases += event.end is SegmentEnd.RELEASED
+        when_s = self.now_s + self.delays.message_s
+        if self.faults.messages_vary:
+            when_s = max(instance.from_s, when_s + self.faults.held_up_s())
+            instance.from_s = when_s
+        self.at(when_s, MESSAGE, self._tell_global, event)
+
+    def _batch_ends(self, instance: Instance, run: tuple[Batch, float]) -> None:
+        if not instance.alive:
+            return
+        batch, seconds = run
+        outcomes = self._run_rows(instance.spec.id, batch)
+        if self.faults.rows_fail:
+            outcomes = self.faults.fail_rows(outcomes)
+        self.batches += 1
+        records, heavy = self.records, StepKind.RECOMPUTE
+        for step, outcome in zip(batch.steps, outcomes, strict=True):
+            record, settled = records[step.request_id], outcome.settled
+            record.use.settle(record.tokens, settled, step.threshold or 1.0)
+            record.tokens += settled
+            if step.kind is heavy:
+                record.refreshes += 1
+        for learn in self._learn:
+            for step, outcome in zip(batch.steps, outcomes, strict=True):
+                row = instance.local.residents[step.request_id]
+                learn(row.request, row.progress, outcome, step)
+        self._tell_local(instance, BatchDone(batch.id, outcomes, seconds))

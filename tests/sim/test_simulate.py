@@ -1,0 +1,182 @@
+"""``stepserve simulate`` from config to files: same seed, same bytes, and the books balance."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stepserve.cli.main import main
+from stepserve.core.ids import InstanceId
+from stepserve.core.payload import Payload, SettledToken
+from stepserve.core.protocols import BatchResult
+from stepserve.core.request import Progress
+from stepserve.core.step import Batch, Step, StepKind, StepOutcome
+from stepserve.sim import traced
+from stepserve.sim.config import Setting
+from stepserve.sim.outcomes import TraceOutcomes
+from stepserve.sim.results import rounded
+from stepserve.sim.rows import ExecutorRows, TraceRows
+from stepserve.sim.run import Point, simulate
+from stepserve.sim.systems import SYSTEMS
+from support.toy_world import make_request
+
+CONFIG = """
+dataset = "gsm8k"
+nodes = [4]
+requests = 30
+rates_per_gpu_per_s = [1.0, 2.5]
+seeds = [0, 1]
+timeline_s = 5.0
+systems = ["infaas", "oracle"]
+[system.oracle]
+base = "dilaserve-oracle"
+[faults]
+losses_per_hour = 200.0
+step_cv = 0.1
+[delays]
+rebuild_s = 2.0
+"""
+
+FIELDS = {
+    "system", "model", "dataset", "gpus", "rate_per_gpu_per_s", "slo_multiple", "seed",
+    "requests", "attainment", "accuracy", "accuracy_kind", "latency_mean_s", "latency_p50_s",
+    "latency_p99_s", "threshold_mean", "migrations", "layout_changes",
+}  # fmt: skip
+
+
+def run(folder, *options, config=CONFIG):
+    path = folder / "config.toml"
+    path.write_text(config)
+    assert main(["simulate", str(path), "--out", str(folder / "out"), *options]) == 0
+    return (folder / "out" / "results.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("simulate"), "--jobs", "1")
+
+
+def test_the_same_seed_gives_the_same_bytes_in_any_number_of_processes(result, tmp_path):
+    assert run(tmp_path, "--jobs", "2") == result
+
+
+def test_another_seed_gives_other_numbers(result, tmp_path):
+    other = json.loads(run(tmp_path, "--seed", "7", "--jobs", "1"))
+    assert other["seeds"] == [7]
+    assert other["rows"][0]["latency_mean_s"] != json.loads(result)["rows"][0]["latency_mean_s"]
+
+
+def test_rows_come_in_the_order_of_the_config_with_the_promised_fields(result):
+    content = json.loads(result)
+    rows = content["rows"]
+    order = [(r["system"], r["rate_per_gpu_per_s"], r["seed"]) for r in rows]
+    systems = ("infaas", "oracle")
+    assert order == [(s, r, seed) for s in systems for r in (1.0, 2.5) for seed in (0, 1)]
+    for row in rows:
+        assert row.keys() >= FIELDS
+        assert 0.0 <= row["attainment"] <= 1.0
+        assert 0.0 < row["latency_p50_s"] <= row["latency_p99_s"]
+        assert 0.5 <= row["threshold_mean"] <= 0.9
+    assert "tmp" not in content["command"]
+
+
+def test_timelines_account_for_every_request(result):
+    content = json.loads(result)
+    for row, timeline in zip(content["rows"], content["timelines"], strict=True):
+        buckets = timeline["buckets"]
+        assert sum(b["arrivals"] for b in buckets) == row["requests"]
+        met = sum(b["arrivals"] * b["attainment"] for b in buckets if b["arrivals"])
+        assert met / row["requests"] == pytest.approx(row["attainment"], abs=1e-4)
+
+
+def test_measured_times_are_kept_apart(result, tmp_path):
+    assert b"us_per_event" not in result
+    run(tmp_path, "--jobs", "1", "--seed", "0")
+    rows = json.loads((tmp_path / "out" / "timing.json").read_text())["rows"]
+    assert all(row["scheduler_us_per_event"] > 0.0 for row in rows)
+
+
+def test_event_logs_replay_and_step_logs_are_whole(tmp_path, capsys):
+    config = CONFIG.replace("[1.0, 2.5]", "[2.0]").replace("step_cv = 0.1", "step_cv = 0.0")
+    logs = ("--events", str(tmp_path / "events"), "--log-steps", str(tmp_path / "steps"))
+    rows = json.loads(run(tmp_path, "--jobs", "1", "--seed", "0", *logs, config=config))["rows"]
+    assert sum(row["losses"] for row in rows) > 0, "incarnations must be told apart"
+    files = sorted((tmp_path / "events").iterdir())
+    assert len(files) == len(list((tmp_path / "steps").iterdir())) == 2
+    for file in files:
+        assert main(["replay", str(file)]) == 0
+    assert capsys.readouterr().out.count("every action came out again") == 2
+
+
+def test_an_event_log_that_could_not_be_replayed_is_refused(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text(CONFIG)
+    paths = ("--out", str(tmp_path), "--events", str(tmp_path))
+    assert main(["simulate", str(tmp_path / "config.toml"), "--jobs", "1", *paths]) == 1
+    assert "--events" in capsys.readouterr().err
+
+
+def test_an_unloaded_request_takes_the_published_base_latency():
+    """Calibration (dilaserve.md D5): 1.9 s at TP1 and 0.9, give or take the request's own steps."""
+    setting = Setting(nodes=(1,), requests=60, rates_per_gpu_per_s=(0.1,))
+    system = SYSTEMS["infaas"]
+    load = traced.make_load(setting, system, Point("infaas", 0.1, 5.0, 0))
+    world, _ = simulate(setting, system, load, 0)
+    seconds = [r.answered_s - r.request.arrival_s for r in world.records.values()]
+    assert np.mean(seconds) == pytest.approx(1.9, rel=0.1)
+
+
+def test_a_step_after_the_end_says_so_again():
+    """Known fault: the news of an end is lost with its instance, and the request is run again."""
+    rows = TraceRows(TraceOutcomes(0))
+    request = make_request(output=32, block=32)
+    rows.arrive(0, request)
+    batch = Batch(0, (Step(request.id, StepKind.RECOMPUTE, 52, 52, 0.5),))
+    place = InstanceId("i0")
+    while (last := rows.run(place, batch)[0]).finished is None:
+        pass
+    rows.lost(place)
+    (again,) = rows.run(place, batch)
+    assert (again.settled, again.emitted, again.finished) == (0, 32, last.finished)
+
+
+class OneByOne:
+    """An executor that writes 100 + offset, one token a step."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def add(self, request, payload, progress, settled):
+        self.rows[request.id] = dict(settled)
+
+    def run(self, batch):
+        outcomes, settled = [], {}
+        for step in batch.steps:
+            row = self.rows[step.request_id]
+            token = SettledToken(len(row), 100 + len(row))
+            row[token.offset] = token.token_id
+            settled[step.request_id] = (token,)
+            outcomes.append(StepOutcome(step.request_id, 1, len(row)))
+        return BatchResult(tuple(outcomes), settled, 0.1)
+
+    def remove(self, request_id):
+        self.rows.pop(request_id, None)
+
+
+def test_settled_tokens_outlive_the_instance_that_computed_them():
+    request = make_request(output=32)
+    rows = ExecutorRows(lambda _: OneByOne(), {request.id: Payload((1, 2))})
+    batch = Batch(0, (Step(request.id, StepKind.CACHED, 16, 52, 0.5),))
+    rows.arrive(0, request)
+    one, two = InstanceId("i0"), InstanceId("i1")
+    rows.load(one, request, Progress(20))
+    rows.run(one, batch)
+    rows.lost(one)
+    rows.load(two, request, Progress(21))
+    (outcome,) = rows.run(two, batch)
+    assert outcome.emitted == 2
+    assert rows.settled[request.id] == {0: 100, 1: 101}
+
+
+def test_rounding_leaves_values_that_json_knows():
+    given = {"a": 1 / 3, "b": (float("inf"), 2), "c": {1: True}, "d": None}
+    assert rounded(given) == {"a": 0.333333, "b": [None, 2], "c": {"1": True}, "d": None}

@@ -1,0 +1,90 @@
+"""The invariants of a cluster (ARCHITECTURE.md), checked against a simulated world's insides.
+
+What a step may do (a token is settled once, in order; cached steps need keys and values; cuts
+come before recompute steps) is checked by the rows that run it; that every request gets one
+answer, by the world.
+"""
+
+from stepserve.core.actions import Reject
+
+
+class Invariants:
+    """``check`` after every event, ``check_rest`` when nothing more can happen."""
+
+    def __init__(self, world, rows):
+        self.world, self.rows = world, rows
+        self.now_s = 0.0
+
+    def check(self):
+        world = self.world
+        assert world.now_s >= self.now_s, "no time goes backward"
+        self.now_s = world.now_s
+        self.check_ledger()
+        self.check_instances()
+
+    def check_ledger(self):
+        scheduler = self.world.scheduler
+        ledger = scheduler.ledger
+        queued = [row[2] for row in scheduler._queue]
+        assert scheduler._queue == sorted(scheduler._queue)
+        assert len(queued) == len(set(queued))
+        placed, expected = {}, {}
+        for name, instance in ledger.instances.items():
+            assert not placed.keys() & instance.placed.keys(), "reserved in one place"
+            placed.update(dict.fromkeys(instance.placed, name))
+            expected.update(dict.fromkeys(instance.expected, name))
+            held = {**instance.placed, **instance.expected}
+            assert len(held) == len(instance.placed) + len(instance.expected)
+            assert set(instance.pages._held) == set(held), "pages and promises agree"
+            taken = sum(instance.pages._held.values())
+            assert instance.pages.free == instance.pages.capacity - taken >= 0
+            assert instance.resident_tokens == sum(held.values())
+            assert len(held) <= instance.spec.max_residents
+            assert not (instance.stopping and instance.placed), "stopped while it holds something"
+        assert ledger.admitted == len(placed)
+        for name, tracked in ledger.requests.items():
+            segment = tracked.segment
+            assert placed.get(name) == (None if segment is None else segment.instance)
+            assert expected.get(name) == tracked.successor
+            waits = tracked.forecast is None
+            assert (name in queued) == (segment is None and not waits), "in exactly one place"
+            assert not (segment is None and tracked.successor is not None)
+        assert {*queued, *placed, *expected} <= ledger.requests.keys()
+        assert ledger.requests.keys() == self.world.unanswered.keys()
+
+    def check_instances(self):
+        seen = set()
+        for name, instance in self.world.instances.items():
+            local = instance.local
+            assert local.pages.free + sum(local.pages._held.values()) == local.pages.capacity
+            assert set(local.residents) == set(local.pages._held)
+            assert set(local.residents) == set(self.rows.held.get(name, ()))
+            assert len(local.residents) <= instance.spec.max_residents
+            assert not seen & local.residents.keys(), "a request is resident in one place"
+            seen |= local.residents.keys()
+            assert (local._running is None) == (not local.residents), "nobody waits in vain"
+        gpus = [g for i in self.world.instances.values() for g in _gpus(i.spec.slot)]
+        assert len(gpus) == len(set(gpus)), "a GPU belongs to one instance"
+
+    def check_rest(self):
+        world, scheduler = self.world, self.world.scheduler
+        assert not world.unanswered
+        assert not scheduler.ledger.requests
+        assert not scheduler._queue
+        assert not scheduler.reconfiguration.under_way
+        assert set(scheduler.ledger.instances) == set(world.instances)
+        for instance in scheduler.ledger.instances.values():
+            assert instance.pages.free == instance.pages.capacity
+            assert not instance.resident_tokens
+            assert not instance.draining
+        for instance in world.instances.values():
+            assert not instance.local.residents
+            assert instance.local._running is None
+        for record in world.records.values():
+            assert record.answer is not None
+            if isinstance(record.answer, Reject):
+                assert not record.tokens, "a rejected request cost nothing"
+
+
+def _gpus(slot):
+    return [] if slot is None else [(slot.node, gpu) for gpu in slot.gpus]

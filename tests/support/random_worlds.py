@@ -1,0 +1,86 @@
+"""Worlds drawn from a seed: any combination of policies, faults, cancellations and requests."""
+
+import random
+
+from stepserve.core.config import ControlConfig
+from stepserve.core.request import CacheMode, OnMiss, RefreshScope
+from support.toy_world import ToyWorld, make_request, make_slots
+
+
+def random_config(seed):
+    """Any policy may meet any other. Planners ask often, so that layouts do change."""
+    rng = random.Random(f"{seed}/config")
+    return ControlConfig(
+        placement=rng.choice(["least_loaded", "step_completion"]),
+        batching=rng.choice(["all_resident", "latency_budget"]),
+        threshold=rng.choice(["fixed", "deadline_fit", "at_cap"]),
+        load_control=rng.choice(["none", "load_caps"]),
+        migration=rng.choice(["none", "recompute_step", "any_step"]),
+        planner=rng.choice(["none", "greedy", "greedy"]),
+        queue=rng.choice(["deadline", "fcfs_drop"]),
+        thresholds=(0.9, 0.7, 0.5),
+        queue_limit=rng.choice([5, 20, 1000]),
+        admitted_limit=rng.choice([0, 0, 6]),
+        resident_tokens=rng.choice([0, 0, 400]),
+        heavy_tokens=rng.choice([64, 8192]),
+        predict_every_tokens=rng.choice([1, 8, 1000]),
+        caps_every_s=rng.choice([0.0, 0.1]),
+        report_every_s=rng.choice([0.0, 0.01, 0.25]),
+        migration_gain=rng.choice([0.0, 0.05]),
+        plan_every_s=0.4,
+        tp_degrees=(1, 2),
+    )
+
+
+def random_faults(seed):
+    """Fields of ``FaultConfig``; a third of the worlds have none but jitter."""
+    rng = random.Random(f"{seed}/faults")
+    if rng.random() < 1 / 3:
+        return {}
+    return {
+        "losses_per_hour": rng.choice([0.0, 2000.0, 8000.0]),
+        "false_loss_share": rng.choice([0.0, 0.5]),
+        "row_error_rate": rng.choice([0.0, 0.01]),
+        "late_share": rng.choice([0.0, 0.05]),
+        "late_s": 0.02,
+        "slow_instances": rng.choice([0, 1]),
+        "slow_factor": 4.0,
+        "step_cv": rng.choice([0.0, 0.3]),
+    }
+
+
+def random_request(rng, name, now_s):
+    preferred = rng.choice([0.9, 0.9, 0.8, 0.5])
+    cache = rng.choice(list(CacheMode))
+    scopes = [RefreshScope.FULL] if cache is CacheMode.NONE else list(RefreshScope)
+    return make_request(
+        name,
+        prompt=rng.randint(1, 120),
+        output=rng.randint(1, 90),
+        arrival_s=now_s,
+        block=rng.choice([8, 16, 32]),
+        cache=cache,
+        refresh=rng.choice([1, 1, 2, 3]),
+        scope=rng.choice(scopes),
+        e2e_s=rng.choice([None, 0.02, 0.2, 1.0]),
+        on_miss=rng.choice(list(OnMiss)),
+        preferred=preferred,
+        floor=rng.choice([preferred, 0.5, 0.5]),
+    )
+
+
+def run_world(seed, config, requests=60, cancel_share=0.2, **faults):
+    """Run a world to its rest and check that nothing is left."""
+    specs = make_slots(pages=60) if config.planner != "none" else None
+    world = ToyWorld(seed, config=config, specs=specs, **faults)
+    rng = random.Random(seed + 1)
+    when_s = 0.0
+    for index in range(requests):
+        when_s += rng.expovariate(40.0)
+        request = random_request(rng, f"r{index}", when_s)
+        world.arrive(request)
+        if rng.random() < cancel_share:
+            world.cancel_at(when_s + rng.random() * 0.3, request.id)
+    world.run()
+    world.check_rest()
+    return world
