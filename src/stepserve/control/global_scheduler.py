@@ -272,8 +272,8 @@ class GlobalScheduler:
             return []
         if report.measured is not None:
             self._losses.pop(instance.spec.id, None)
-            batch, seconds = report.measured
-            self._cost.observe(batch.query_tokens, len(batch.steps), instance.spec, seconds)
+            tokens, rows, seconds = report.measured
+            self._cost.observe(tokens, rows, instance.spec, seconds)
         if report.residents:
             self.load_control.changed()
             return self._migrate(now_s, instance)

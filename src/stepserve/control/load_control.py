@@ -74,13 +74,16 @@ class LoadControl:
         assert forecast is not None, "only requests with a forecast are asked about"
         program, steps_run = self._program, progress.steps
         heavy_left = program.heavy_left(request, progress, forecast.output_tokens)
-        heavy_tokens, light_tokens = program.heavy_tokens(request), program.light_tokens(request)
-        tokens = []
-        for index in range(len(forecast.thresholds)):
-            steps = forecast.remaining(index, steps_run)
-            heavy = min(steps, heavy_left)
-            tokens.append(heavy * heavy_tokens + (steps - heavy) * light_tokens)
-        fewest = forecast.remaining(len(forecast.thresholds) - 1, steps_run)
+        steps = [forecast.remaining(i, steps_run) for i in range(len(forecast.thresholds))]
+        heavy = [min(n, heavy_left) for n in steps]
         step_s = self._cost.step_time_s(program.full_tokens(request), 1, fastest)
-        done = (progress.settled - request.prompt_tokens) / request.max_output_tokens
-        return Demand(request, done, forecast.thresholds, tuple(tokens), BELIEVED * fewest * step_s)
+        return Demand(
+            request=request,
+            done=(progress.settled - request.prompt_tokens) / request.max_output_tokens,
+            thresholds=forecast.thresholds,
+            heavy=tuple(heavy),
+            light=tuple(n - h for n, h in zip(steps, heavy, strict=True)),
+            heavy_tokens=program.heavy_tokens(request),
+            light_tokens=program.light_tokens(request),
+            least_s=BELIEVED * steps[-1] * step_s,
+        )

@@ -52,6 +52,8 @@ class LocalScheduler:
         self.residents: dict[RequestId, Resident] = {}
         self.pages = PageLedger(spec.page_capacity)
         self._running: Batch | None = None
+        self._running_tokens = 0
+        self._measured: tuple[int, int, float] | None = None
         self._next_batch_id = 0
 
     def handle(self, now_s: float, event: LocalEvent) -> list[LocalAction]:
@@ -121,15 +123,22 @@ class LocalScheduler:
         if batch is None or batch.id != event.batch_id:
             return []
         self._running = None
-        self._cost.observe(batch.query_tokens, len(batch.steps), self.spec, event.seconds)
+        tokens, rows = self._running_tokens, len(batch.steps)
+        self._measured = (tokens, rows, event.seconds)
+        self._cost.observe(tokens, rows, self.spec, event.seconds)
         actions: list[LocalAction] = []
         for step, outcome in zip(batch.steps, event.outcomes, strict=True):
             actions += self._advance(self.residents[step.request_id], step, outcome)
-        report = InstanceReport(
-            self.spec.id, now_s, now_s, (batch, event.seconds), self._resident_reports(now_s)
-        )
-        actions.append(Report(InstanceReported(report), "batch done"))
+        if not self.residents:
+            actions.append(self._report(now_s, now_s, "idle"))
         return actions
+
+    def _report(self, now_s: float, ends_s: float, why: str) -> LocalAction:
+        """One message a batch: what the last one took, until when the next one runs."""
+        residents = self._resident_reports(now_s)
+        report = InstanceReport(self.spec.id, now_s, ends_s, self._measured, residents)
+        self._measured = None
+        return Report(InstanceReported(report), why)
 
     def _resident_reports(self, now_s: float) -> tuple[ResidentReport, ...]:
         """What became of everybody, every now and then."""
@@ -194,12 +203,13 @@ class LocalScheduler:
         chosen = {step.request_id for step in steps}
         for resident in residents:
             resident.skipped = 0 if resident.request.id in chosen else resident.skipped + 1
+        tokens = sum([step.query_tokens for step in steps])
         self._running = Batch(self._next_batch_id, steps)
+        self._running_tokens = tokens
         self._next_batch_id += 1
-        seconds = self._cost.step_time_s(self._running.query_tokens, len(steps), self.spec)
+        seconds = self._cost.step_time_s(tokens, len(steps), self.spec)
         why = f"{len(steps)} of {len(residents)} residents, predicted {seconds * 1e3:.2f} ms"
-        report = InstanceReport(self.spec.id, now_s, now_s + seconds)
-        return [RunBatch(self._running, why), Report(InstanceReported(report), why)]
+        return [RunBatch(self._running, why), self._report(now_s, now_s + seconds, why)]
 
     def _runs(self, request_id: RequestId) -> bool:
         batch = self._running

@@ -39,7 +39,8 @@ class ControlConfig:
     ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
     ``admitted_limit``: most requests placed at once, ``resident_tokens``: most full-length
     tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
-    ``caps_every_s``: least time between two updates of the threshold caps. ``report_every_s``:
+    ``caps_every_s``: least time between two updates of the threshold caps, ``utilisation``:
+    share of the cluster's time that ``horizon_caps`` plans with. ``report_every_s``:
     how often an instance reports on its residents. ``migration_gain``: share by which a step
     must be faster elsewhere (C6). ``plan_every_s``: how often the layout is planned, on the
     arrivals of that long.
@@ -61,6 +62,7 @@ class ControlConfig:
     starvation_batches: int = 4
     predict_every_tokens: int = 8
     caps_every_s: float = 1.0
+    utilisation: float = 0.9
     report_every_s: float = 0.25
     migration_gain: float = 0.05
     plan_every_s: float = 300.0
@@ -74,7 +76,8 @@ class ControlConfig:
             _check(getattr(self, name) >= 0, f"control.{name}", "must not be negative")
         _check(self.caps_every_s >= 0.0, "control.caps_every_s", "must not be negative")
         _check(self.plan_every_s > 0.0, "control.plan_every_s", "must be positive")
-        _check(0.0 < self.margin <= 1.0, "control.margin", "must be in (0, 1]")
+        for name in ("margin", "utilisation"):
+            _check(0.0 < getattr(self, name) <= 1.0, f"control.{name}", "must be in (0, 1]")
         for threshold in self.thresholds:
             _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
 

@@ -7,7 +7,6 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.plan import Slot
 from stepserve.core.request import Progress
-from stepserve.core.step import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,14 @@ class InstanceReport:
     """What an instance last said, and when.
 
     ``batch_ends_s`` predicts the end of the running batch (``at_s`` when idle). ``measured``
-    is the batch that just ended and its seconds, for the listener's cost model. ``residents``
-    come along every now and then (``ControlConfig.report_every_s``).
+    is the tokens, rows and seconds of the batch that just ended, for the listener's cost model.
+    ``residents`` come along every now and then (``ControlConfig.report_every_s``).
     """
 
     instance: InstanceId
     at_s: float
     batch_ends_s: float
-    measured: tuple[Batch, float] | None = None
+    measured: tuple[int, int, float] | None = None
     residents: tuple[ResidentReport, ...] = ()
 
 

@@ -115,16 +115,25 @@ class MigrationPolicy(Protocol):
 class Demand:
     """An unfinished request as load control sees it.
 
-    ``done``: share of the output that is settled. ``tokens``: what it still executes at each of
-    ``thresholds`` (highest first). ``least_s``: seconds below which no end is believed possible
-    (dilaserve.md B6, ``possible``).
+    ``done``: share of the output that is settled. ``heavy`` and ``light``: steps it still needs
+    at each of ``thresholds`` (highest first), each of ``heavy_tokens`` or ``light_tokens``.
+    ``least_s``: seconds below which no end is believed possible (dilaserve.md B6, ``possible``).
     """
 
     request: Request
     done: float
     thresholds: tuple[float, ...]
-    tokens: tuple[float, ...]
+    heavy: tuple[float, ...]
+    light: tuple[float, ...]
+    heavy_tokens: int
+    light_tokens: int
     least_s: float
+
+    @property
+    def tokens(self) -> tuple[float, ...]:
+        """Tokens still to be executed at each threshold (``demand`` of B6)."""
+        pairs = zip(self.heavy, self.light, strict=True)
+        return tuple(h * self.heavy_tokens + n * self.light_tokens for h, n in pairs)
 
 
 class CapPolicy(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import FinishReason
-from stepserve.core.step import StepOutcome
+from stepserve.core.step import Batch, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,13 @@ class Faults:
         sigma = math.sqrt(math.log1p(self._config.step_cv**2))
         return self._noise.lognormvariate(-sigma * sigma / 2.0, sigma)
 
-    def fail_rows(self, outcomes: tuple[StepOutcome, ...]) -> tuple[StepOutcome, ...]:
-        """The outcomes with some rows failed."""
+    def split(self, batch: Batch) -> tuple[Batch, tuple[StepOutcome, ...]]:
+        """The part of a batch that runs, and the outcomes of the rows that fail instead."""
         rate, draw = self._config.row_error_rate, self._rows.random
-        return tuple(_failed(o.request_id) if draw() < rate else o for o in outcomes)
+        failed = {step.request_id for step in batch.steps if draw() < rate}
+        kept = tuple(step for step in batch.steps if step.request_id not in failed)
+        lost = [step.request_id for step in batch.steps if step.request_id in failed]
+        return Batch(batch.id, kept), tuple(map(_failed, lost))
 
 
 def _failed(request_id: RequestId) -> StepOutcome:

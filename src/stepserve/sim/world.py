@@ -260,6 +260,7 @@ class World:
     # -- machines
 
     def _come_up(self, spec: InstanceSpec, _: None = None) -> None:
+        assert spec.id not in self.instances, "two instances of one name"
         incarnation = self._incarnations[spec.id] = self._incarnations.get(spec.id, -1) + 1
         local = self._make_local(spec)
         handle = self._watched("local", local.handle, spec, incarnation)
@@ -384,9 +385,12 @@ class World:
         if not instance.alive:
             return
         batch, seconds = run
-        outcomes = self._run_rows(instance.spec.id, batch)
-        if self.faults.rows_fail:
-            outcomes = self.faults.fail_rows(outcomes)
+        if not self.faults.rows_fail:
+            outcomes = self._run_rows(instance.spec.id, batch)
+        else:
+            healthy, failed = self.faults.split(batch)
+            told = {o.request_id: o for o in (*self._run_rows(instance.spec.id, healthy), *failed)}
+            outcomes = tuple(told[step.request_id] for step in batch.steps)
         self.batches += 1
         records, heavy = self.records, StepKind.RECOMPUTE
         for step, outcome in zip(batch.steps, outcomes, strict=True):

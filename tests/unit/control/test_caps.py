@@ -23,7 +23,8 @@ def demand(name, tokens, *, done=0.0, arrival_s=0.0, e2e_s=10.0, least_s=0.0):
     request = Request(
         RequestId(name), Family.DIFFUSION, "m", 1000, 256, arrival_s, SLO(e2e_s=e2e_s)
     )
-    return Demand(request, done, THRESHOLDS, tokens, least_s)
+    zero = (0.0,) * len(tokens)
+    return Demand(request, done, THRESHOLDS, tokens, zero, 1, 1, least_s)
 
 
 def load_caps():

@@ -20,7 +20,6 @@ from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceReport
 from stepserve.core.request import CacheMode, FinishReason, OnMiss, Progress
 from stepserve.core.segment import ReleasePoint, SegmentEnd
-from stepserve.core.step import Batch
 from stepserve.cost.step_table import StepTable
 from support.toy_world import PROFILE, make_request, make_spec
 
@@ -120,7 +119,7 @@ def test_a_batch_that_succeeds_forgives_earlier_losses():
     cluster = Cluster(spec)
     cluster.tell(InstanceLost(spec, ()))
     cluster.tell(InstanceUp(spec))
-    report = InstanceReport(spec.id, 1.0, 1.0, (Batch(0, ()), 0.01))
+    report = InstanceReport(spec.id, 1.0, 1.0, (64, 2, 0.01))
     cluster.tell(InstanceReported(report))
     (rebuild,) = cluster.tell(InstanceLost(spec, ()))
     assert rebuild.after_s == 0.0

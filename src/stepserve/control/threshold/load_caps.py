@@ -60,22 +60,26 @@ class LoadCaps:
         }
         supply = sum(slos) / len(slos) * sum(rates[spec.tp_degree] for spec in specs)
         order = sorted(range(len(demands)), key=lambda i: -demands[i].done)  # stable: by arrival
-        least = [d.tokens[-1 if d.request.slo.e2e_s is not None else 0] for d in demands]
+        tokens = [demand.tokens for demand in demands]
+        least = [
+            row[-1 if demand.request.slo.e2e_s is not None else 0]
+            for demand, row in zip(demands, tokens, strict=True)
+        ]
         rest = sum(least)
         caps, used = [0.0] * len(demands), 0.0
         for index in order:
             demand = demands[index]
             rest -= least[index]
-            level = self._level(demand, supply - used - rest, now_s)
+            level = self._level(demand, tokens[index], supply - used - rest, now_s)
             caps[index] = demand.thresholds[level]
-            used += demand.tokens[level]
+            used += tokens[index][level]
         return caps
 
-    def _level(self, demand: Demand, room: float, now_s: float) -> int:
+    def _level(self, demand: Demand, tokens: tuple[float, ...], room: float, now_s: float) -> int:
         """Index of the highest threshold whose demand fits in the room; the last if none does."""
         if demand.request.slo.e2e_s is None:
             return 0
-        last = len(demand.thresholds) - 1
+        last = len(tokens) - 1
         if not possible(demand, self._margin, now_s):
             return last
-        return next((i for i, tokens in enumerate(demand.tokens) if tokens <= room), last)
+        return next((i for i, needed in enumerate(tokens) if needed <= room), last)
