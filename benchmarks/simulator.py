@@ -58,7 +58,7 @@ def run(name: str, nodes: int, requests: int, model, meter_parts: bool) -> Resul
     """Simulate a load of so many requests on ``nodes`` nodes of 4 GPUs."""
     setting, system = Setting(nodes=(4,) * nodes, requests=requests), SYSTEMS[name]
     load = traced.make_load(setting, system, Point(name, RATE_PER_GPU_PER_S, 5.0, 0))
-    meter = Meter(time.perf_counter)
+    meter = Meter(time.perf_counter, PARTS)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     options = {"timed": meter.timed} if meter_parts else {}
     world, _ = simulate(setting, system, load, 0, model, **options)

@@ -133,7 +133,7 @@ class ToyRows:
         options = request.diffusion
         inside = len(truth.settled) % (options.block_tokens * options.refresh_blocks)
         if inside and options.cache_mode is not CacheMode.NONE:
-            excused = request.id in self.torn or truth.emitted >= truth.ends_at
+            excused = request.id in self.torn or progress.finished is not None
             assert self.cuts_anywhere or excused, "cut where no recompute is due"
         self.torn.discard(request.id)
         self.held.setdefault(instance, {})[request.id] = False

@@ -23,8 +23,8 @@ def demand(name, tokens, *, done=0.0, arrival_s=0.0, e2e_s=10.0, least_s=0.0):
     request = Request(
         RequestId(name), Family.DIFFUSION, "m", 1000, 256, arrival_s, SLO(e2e_s=e2e_s)
     )
-    zero = (0.0,) * len(tokens)
-    return Demand(request, done, THRESHOLDS, tokens, zero, 1, 1, least_s)
+    light = tuple(count / 32 for count in tokens)
+    return Demand(request, done, THRESHOLDS, (0.0,) * 3, light, 1256, 32, least_s)
 
 
 def load_caps():
@@ -32,7 +32,7 @@ def load_caps():
 
 
 def horizon_caps():
-    return HorizonCaps(COST, margin=0.9, batch_tokens=8192)
+    return HorizonCaps(COST, margin=0.9, utilisation=1.0)
 
 
 SUPPLY = 10.0 * tokens_per_s(COST, SPECS[0], 8192, 32)
@@ -56,12 +56,18 @@ def test_the_most_advanced_is_served_first_and_the_others_minimum_is_reserved():
     assert load_caps().caps([young, old], SPECS, 0.0) == [0.5, 0.9]
 
 
+SECOND = 32 * 32 / 0.0437
+"""Tokens of cached steps in a second of an instance: 32 rows of 32 take a batch of 1,536."""
+
+
 def test_one_level_for_all_where_the_published_rule_takes_it_all_from_one():
+    """9 seconds are left of the margin; two requests of 5.5, 4 or 3.5 seconds each."""
+    rows = [demand(name, (5.5 * SECOND, 4.0 * SECOND, 3.5 * SECOND)) for name in "ab"]
+    assert horizon_caps().caps(rows, SPECS, 0.0) == [0.7, 0.7]
     share = SUPPLY / 10.0
     tokens = (5.9 * share, 4.5 * share, 4.0 * share)
     rows = [demand("a", tokens, done=0.5), demand("b", tokens)]
     assert load_caps().caps(rows, SPECS, 0.0) == [0.9, 0.5]
-    assert horizon_caps().caps(rows, SPECS, 0.0) == [0.7, 0.7]
 
 
 @pytest.mark.parametrize("policy", [load_caps(), horizon_caps()])
@@ -73,12 +79,12 @@ def test_a_lost_deadline_gets_the_lowest_and_no_deadline_the_highest(policy):
 
 
 def test_a_near_deadline_binds_though_the_mean_one_is_far():
-    """What is due in 1 s must fit into 1 s."""
-    share = SUPPLY / 10.0
-    near = [demand(f"n{i}", (0.4 * share, 0.3 * share, 0.2 * share), e2e_s=1.0) for i in range(3)]
-    far = [demand("far", (share, share, share), e2e_s=30.0)]
+    """What is due in 0.9 s must fit into 0.9 s."""
+    tokens = (0.4 * SECOND, 0.28 * SECOND, 0.2 * SECOND)
+    near = [demand(f"n{i}", tokens, e2e_s=1.0) for i in range(3)]
+    far = [demand("far", (SECOND, SECOND, SECOND), e2e_s=30.0)]
     assert load_caps().caps(near + far, SPECS, 0.0) == [0.9] * 4
-    assert horizon_caps().caps(near + far, SPECS, 0.0)[:3] == [0.7] * 3
+    assert horizon_caps().caps(near + far, SPECS, 0.0) == [0.7] * 4
 
 
 amounts = st.floats(1.0, 1e5)
