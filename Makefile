@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: serve test check format size benchmarks clean
+.PHONY: serve test check format size benchmarks experiments experiments-quick clean
 
 serve: $(READY)
 	$(BIN)/stepserve serve $(ARGS)
@@ -27,6 +27,27 @@ benchmarks: $(READY)
 	$(BIN)/python benchmarks/scheduler.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/gateway.py
+
+# Short versions of some experiments, tables on the screen: minutes, on two cores.
+QUICK := $(foreach name,headline load-llada-gsm8k ablations bundled two-hours,\
+	$(patsubst experiments/%/config.toml,%,$(wildcard experiments/$(name)/config.toml)))
+
+experiments-quick: $(READY)
+	for name in $(QUICK); do $(BIN)/stepserve simulate experiments/$$name/config.toml \
+		--quick --jobs 2 --out out/quick/$$name || exit 1; done
+	$(BIN)/python experiments/tables.py --results out/quick
+
+# All of them in full, into the committed results, pictures and tables: hours. It says how long.
+FULL := $(filter-out experiments/smoke/%,$(wildcard experiments/*/config.toml))
+
+experiments: $(READY)
+	start=$$(date +%s); \
+	for config in $(FULL); do name=$$(basename $$(dirname $$config)); \
+		$(BIN)/stepserve simulate $$config --jobs 2 --out out/full/$$name || exit 1; \
+		cp out/full/$$name/results.json experiments/$$name/; \
+		echo "$$name: $$(( ($$(date +%s) - start) / 60 )) minutes since the start"; done
+	$(BIN)/python experiments/plot.py --all
+	$(BIN)/python experiments/tables.py --write
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError
@@ -184,3 +187,14 @@ def test_a_degree_without_a_profile_is_named_with_the_command_that_makes_one(tmp
     (tmp_path / "steps_tp2.json").unlink()
     with pytest.raises(FieldError, match=r"control\.tp_degrees: .* stepserve profile .* --tp 2"):
         build_cluster(config, tiny_model())
+
+
+def test_an_instance_of_a_degree_has_so_many_shares_of_the_threads(tmp_path):
+    cluster = build_cluster(make_config(tmp_path), tiny_model())
+    pair = replace(cluster.specs[0], tp_degree=2, slot=TOGETHER[0])
+    with ThreadPoolExecutor(1) as thread:
+        for spec, threads in ((cluster.specs[0], 1), (pair, 2)):
+            thread.submit(cluster.transport.build, spec, 0).result()
+            assert thread.submit(torch.get_num_threads).result() == threads
+    for log in cluster.logs:
+        log.close()

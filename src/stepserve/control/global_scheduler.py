@@ -250,6 +250,10 @@ class GlobalScheduler:
         """A request that lost its place: gone if it was cancelled, else queued anew."""
         if tracked.cancelled is not None:
             return [self._finish(tracked, tracked.cancelled, None, "released as asked")]
+        reached = tracked.progress.finished
+        if reached is not None:  # only the news of its end was lost
+            error = "its step failed" if reached is FinishReason.ERROR else None
+            return [self._finish(tracked, reached, error, "ended before its place was lost")]
         if tracked.losses >= MAX_LOSSES:
             error = f"given up after {tracked.losses} losses of its instances"
             return [self._finish(tracked, FinishReason.ERROR, error, error)]

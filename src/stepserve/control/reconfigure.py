@@ -156,14 +156,14 @@ class Reconfiguration:
 
     def _problem(self, window: _Window, last: Request, now_s: float, ledger: Ledger) -> PlanProblem:
         span_s = now_s - window.since_s
-        classes = _classes(window.slos_s, LENGTH_STEP)
+        margin, classes = self._config.margin, _classes(window.slos_s, LENGTH_STEP)
         longest = max(prompt + output for prompt, output in classes)
         sizes = sorted({*SIZES, longest})
         return PlanProblem(
             gpus_per_node=tuple(self._gpus[node] for node in sorted(self._gpus)),
             tp_degrees=self._config.tp_degrees,
             classes=tuple(
-                WorkloadClass(*key, sum(slos) / len(slos), HEADROOM * len(slos) / span_s)
+                WorkloadClass(*key, margin * sum(slos) / len(slos), HEADROOM * len(slos) / span_s)
                 for key, slos in sorted(classes.items())
             ),
             thresholds=self._config.thresholds,
@@ -182,15 +182,16 @@ class Reconfiguration:
         return self._cost.step_time_s(tokens, 1, replace(self._template, tp_degree=degree))
 
     def _spec(self, slot: Slot) -> InstanceSpec:
-        """KV memory grows with the GPUs of an instance."""
+        """KV memory and places grow with the GPUs of an instance."""
         template = self._template
         assert template is not None, "a plan needs a slot to begin with"
-        pages = template.page_capacity * slot.tp_degree // template.tp_degree
+        degree, old = slot.tp_degree, template.tp_degree
         return replace(
             template,
             id=slot_id(slot),
-            tp_degree=slot.tp_degree,
-            page_capacity=pages,
+            tp_degree=degree,
+            page_capacity=template.page_capacity * degree // old,
+            max_residents=max(1, template.max_residents * degree // old),
             slot=slot,
         )
 

@@ -89,7 +89,7 @@ class LocalTransport:
 
     def __init__(self, build: BuildInstance, sink: OutputSink, hang_s: float) -> None:
         """``hang_s``: an instance that is busy with one thing for longer than this hangs."""
-        self._build = build
+        self.build = build
         self._sink = sink
         self._hang_s = hang_s
         self._hosts: dict[InstanceId, _Host] = {}
@@ -102,7 +102,7 @@ class LocalTransport:
             return
         incarnation = self._incarnations.get(spec.id, -1) + 1
         self._incarnations[spec.id] = incarnation
-        host = _Host(spec, incarnation, self._build, self._sink)
+        host = _Host(spec, incarnation, self.build, self._sink)
         self._hosts[spec.id] = host
         host.start()
 

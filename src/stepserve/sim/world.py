@@ -270,7 +270,13 @@ class World:
         life_s = self.faults.life_s()
         if life_s != float("inf"):
             self.at(self.now_s + life_s, ANSWER, self._fail, instance)
-        self._message(instance, InstanceUp(spec))
+        instance.from_s = self.now_s + self.delays.message_s
+        self.at(instance.from_s, MESSAGE, self._announce, instance)
+
+    def _announce(self, instance: Instance, _: None) -> None:
+        """Nobody is told of an instance that is lost already."""
+        if instance.alive:
+            self._tell_global(InstanceUp(instance.spec))
 
     def _fail(self, instance: Instance, _: None) -> None:
         """An instance that lives long enough is lost, unless the run is over."""
