@@ -25,6 +25,8 @@ from matplotlib import pyplot
 
 TARGET = 0.95
 PUBLISHED_WINDOW_S = 300.0
+PLANNED = "dilaserve-reconfigured"
+"""The published system of the 2-hour run."""
 STYLES = {  # Okabe and Ito's colours, told apart by all readers; one per system everywhere
     "infaas": ("#7f7f7f", "s"),
     "llumnix": ("#009e73", "^"),
@@ -35,14 +37,20 @@ STYLES = {  # Okabe and Ito's colours, told apart by all readers; one per system
     "dilaserve-one-shot": ("#cc79a7", "v"),
     "dilaserve-no-confidence": ("#e69f00", "P"),
     "dilaserve-oracle": ("#000000", "*"),
+    "dilaserve-five-thresholds": ("#e69f00", "p"),
     "dilaserve-reconfigured": ("#56b4e9", "X"),
     "dilaserve-any-step-migration": ("#cc79a7", "v"),
     "dilaserve-no-migration": ("#e69f00", "P"),
+    "stepserve-fixed": ("#000000", "s"),
+    "stepserve-all-resident": ("#cc79a7", "<"),
+    "stepserve-no-caps": ("#e69f00", ">"),
+    "stepserve-load-caps": ("#56b4e9", "h"),
+    "stepserve-schedules": ("#000000", "*"),
 }
 SPARE = [
     (color, marker)
     for marker in ("X", "<", ">", "p")
-    for color in ("#56b4e9", "#e69f00", "#cc79a7", "#000000", "#f0e442")
+    for color in ("#56b4e9", "#e69f00", "#cc79a7", "#000000", "#f0c000")
 ]
 AXES = {
     "rate_per_gpu_per_s": "load (requests/s per GPU)",
@@ -245,7 +253,7 @@ def two_hours(name: str, result: Mapping[str, Any]) -> Figure:
             draw_over_time(axes, lines, system, column, factor, color)
             shared = truth[names.get(column, column)]
             values = shared.get(system) if isinstance(shared, dict) else shared
-            if whole and values and (isinstance(shared, dict) or system == "dilaserve"):
+            if whole and values and (isinstance(shared, dict) or system == PLANNED):
                 points = [(3.0 * i, factor * v) for i, v in enumerate(values[:40])]
                 draw_published(axes, [(x + 1.5, y) for x, y in points], color, marker)
         axes.set_ylabel(text)
@@ -316,11 +324,11 @@ def draw_published_layout(axes: Axes) -> None:
         [*(minute for minute, _ in changes), 120],
         [*(100 * share for _, share in changes), 0],
         where="post",
-        color=STYLES["dilaserve"][0],
+        color=STYLES[PLANNED][0],
         linewidth=1.2,
         linestyle=(0, (4, 3)),
     )
-    axes.text(119, 92, "dashed: published (dilaserve)", ha="right", fontsize=9, color="#444444")
+    axes.text(119, 92, f"dashed: published ({PLANNED})", ha="right", fontsize=9, color="#444444")
 
 
 DRAWINGS: dict[str, Callable[[str, Mapping[str, Any]], Figure]] = {
