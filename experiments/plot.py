@@ -9,7 +9,6 @@ Lines are means over seeds, bands their range. Hollow markers are published valu
 
 import argparse
 from collections.abc import Callable, Mapping
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from readings import HERE, Rows, Study
+from styles import STYLES, styles
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -27,31 +27,6 @@ TARGET = 0.95
 PUBLISHED_WINDOW_S = 300.0
 PLANNED = "dilaserve-reconfigured"
 """The published system of the 2-hour run."""
-STYLES = {  # Okabe and Ito's colours, told apart by all readers; one per system everywhere
-    "infaas": ("#7f7f7f", "s"),
-    "llumnix": ("#009e73", "^"),
-    "dilaserve": ("#0072b2", "o"),
-    "stepserve": ("#d55e00", "D"),
-    "dilaserve-no-load-control": ("#cc79a7", "v"),
-    "dilaserve-no-slo-aware": ("#e69f00", "P"),
-    "dilaserve-one-shot": ("#cc79a7", "v"),
-    "dilaserve-no-confidence": ("#e69f00", "P"),
-    "dilaserve-oracle": ("#000000", "*"),
-    "dilaserve-five-thresholds": ("#e69f00", "p"),
-    "dilaserve-reconfigured": ("#56b4e9", "X"),
-    "dilaserve-any-step-migration": ("#cc79a7", "v"),
-    "dilaserve-no-migration": ("#e69f00", "P"),
-    "stepserve-fixed": ("#000000", "s"),
-    "stepserve-all-resident": ("#cc79a7", "<"),
-    "stepserve-no-caps": ("#e69f00", ">"),
-    "stepserve-load-caps": ("#56b4e9", "h"),
-    "stepserve-schedules": ("#000000", "*"),
-}
-SPARE = [
-    (color, marker)
-    for marker in ("X", "<", ">", "p")
-    for color in ("#56b4e9", "#e69f00", "#cc79a7", "#000000", "#f0c000")
-]
 AXES = {
     "rate_per_gpu_per_s": "load (requests/s per GPU)",
     "slo_multiple": "deadline (multiple of the unloaded latency)",
@@ -63,21 +38,14 @@ METRICS = {  # column: label, factor
     "latency_p99_s": ("99th percentile of latency (s)", 1.0),
     "threshold_mean": ("mean confidence threshold", 1.0),
 }
-PANELS = {  # first word of an experiment's name: columns shown
+PANELS = {  # columns shown, where not attainment and accuracy
     "ablations": ("attainment", "latency_mean_s", "threshold_mean"),
+    "own-policy": ("attainment", "accuracy", "threshold_mean"),
     "predictor": ("attainment", "accuracy", "threshold_mean"),
-    "migration": ("attainment", "latency_mean_s", "latency_p99_s"),
-    "tp": ("attainment", "latency_mean_s"),
+    "migration": ("latency_mean_s", "latency_p99_s"),
 }
 MODELS = {"llada-8b": "LLaDA-8B", "dream-7b": "Dream-7B", "bundled": "bundled model"}
 DATASETS = {"gsm8k": "GSM8K", "mmlu-pro": "MMLU-Pro", "mbpp": "MBPP", "sharegpt": "ShareGPT"}
-
-
-def styles(systems: list[str]) -> dict[str, tuple[str, str]]:
-    """(colour, marker) by system: the fixed ones, the others from the spare ones."""
-    taken = {STYLES[name] for name in systems if name in STYLES}
-    spare = cycle([style for style in SPARE if style not in taken])
-    return {name: STYLES.get(name) or next(spare) for name in systems}
 
 
 def title(result: Mapping[str, Any], what: str) -> str:
@@ -85,7 +53,9 @@ def title(result: Mapping[str, Any], what: str) -> str:
     row = result["rows"][0]
     names = [MODELS.get(row["model"], row["model"]), DATASETS.get(row["dataset"], "")]
     seeds = len(result["seeds"])
-    run = f"simulated, {seeds} seed{'s' if seeds > 1 else ''}"
+    real = row["accuracy_kind"] == "measured"
+    run = "time simulated, accuracy measured" if real else "simulated"
+    run += f", {seeds} seed{'s' if seeds > 1 else ''}"
     return f"{what}: {', '.join(filter(None, names))}, {row['gpus']} GPUs ({run})"
 
 
@@ -98,11 +68,17 @@ def label(metric: str, rows: Rows) -> str:
     return text.replace("accuracy", "accuracy proxy" if kind == "proxy" else f"{kind} accuracy")
 
 
-def draw_lines(axes: Axes, rows: Rows, x_name: str, metric: str, studies: list[Study]) -> None:
+def draw_lines(
+    axes: Axes,
+    rows: Rows,
+    x_name: str,
+    metric: str,
+    studies: list[Study],
+    by_system: Mapping[str, tuple[str, str]] | None = None,
+) -> None:
     """A column over a swept setting, a line per system, with the published values."""
     factor = METRICS[metric][1]
-    order = readings.systems(rows)
-    for name, (color, marker) in styles(order).items():
+    for name, (color, marker) in (by_system or styles(readings.systems(rows))).items():
         own = readings.select(rows, system=name)
         found = {
             x: values
@@ -166,12 +142,23 @@ def legend(
         for name, (color, marker) in styles(systems).items()
     ]
     if with_published:
-        hollow = {"markerfacecolor": "none", "markeredgecolor": "#444444", "markersize": 7}
-        handles.append(
-            Line2D([], [], linestyle="none", marker="o", label="published (single runs)", **hollow)
-        )
-    columns = len(handles) if len(handles) <= 5 and not notes else 3
+        handles.append(published_handle())
+    columns = 3 if notes else len(handles) if len(handles) <= 5 else 4
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def published_handle() -> Line2D:
+    """What hollow markers are, for a legend."""
+    return Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker="o",
+        markersize=7,
+        markerfacecolor="none",
+        markeredgecolor="#444444",
+        label="published (single runs)",
+    )
 
 
 def compared(name: str, x_name: str) -> list[Study]:
@@ -179,13 +166,12 @@ def compared(name: str, x_name: str) -> list[Study]:
     return [s for s in readings.studies() if s.experiment == name and s.x_name == x_name]
 
 
-def sweep(name: str, result: Mapping[str, Any]) -> Figure:
+def sweep(name: str, result: Mapping[str, Any], folder: Path) -> Figure:
     """Columns over rate or SLO; a row of panels per SLO or rate if both are swept."""
     rows = result["rows"]
     rates, slos = (readings.swept(rows, key) for key in readings.SWEPT)
     x_name, other = readings.SWEPT if len(rates) >= len(slos) else readings.SWEPT[::-1]
-    word = name.split("-")[0]
-    shown = PANELS.get(word, ("attainment", "accuracy"))
+    shown = PANELS.get(name, ("attainment", "accuracy"))
     shown = tuple(metric for metric in shown if any(r[metric] is not None for r in rows))
     others = readings.swept(rows, other)
     size = (10.5 if len(shown) < 3 else 12.5, 0.9 + 3.3 * len(others))
@@ -200,13 +186,13 @@ def sweep(name: str, result: Mapping[str, Any]) -> Figure:
             draw_lines(axes, own, x_name, metric, fitting)
             if len(others) > 1:
                 axes.set_title(f"{AXES[other].split(' (')[0]} {value:g}", fontsize=10)
-    what = {"load": "Load sweep", "slo": "Deadline sweep", "tp": "Layouts"}
-    figure.suptitle(title(result, what.get(word, name.capitalize())))
+    what = {"load": "Load sweep", "slo": "Deadline sweep"}.get(name.split("-")[0])
+    figure.suptitle(title(result, what or name.replace("-", " ").capitalize()))
     legend(figure, readings.systems(rows), bool(studies))
     return figure
 
 
-def headline(name: str, result: Mapping[str, Any]) -> Figure:
+def headline(name: str, result: Mapping[str, Any], folder: Path) -> Figure:
     """Attainment over a wide range of load, with the load that each system carries at 95 %."""
     rows = result["rows"]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.6), layout="constrained")
@@ -231,7 +217,7 @@ def headline(name: str, result: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def two_hours(name: str, result: Mapping[str, Any]) -> Figure:
+def two_hours(name: str, result: Mapping[str, Any], folder: Path) -> Figure:
     """Load, attainment, threshold, active requests and layout over time."""
     lines = result["timelines"]
     order = list(dict.fromkeys(line["system"] for line in lines))
@@ -265,7 +251,9 @@ def two_hours(name: str, result: Mapping[str, Any]) -> Figure:
         draw_published_layout(grid[4])
     grid[4].set_xlabel("time (minutes)")
     grid[0].set_xlim(0, 24 * result["config"]["window_s"] / 60)
-    figure.suptitle(title(result, "Two hours of bursts"))
+    figure.suptitle(
+        title(result, "Two hours of bursts" if whole else "The 2-hour curve, shortened")
+    )
     legend(figure, order, with_published=whole)
     return figure
 
@@ -282,7 +270,8 @@ def draw_arrivals(axes: Axes, lines: Rows) -> None:
     buckets = lines[0]["buckets"]
     length_s = buckets[1]["start_s"] - buckets[0]["start_s"]
     rates = [bucket["arrivals"] / length_s for bucket in buckets]
-    axes.fill_between(minutes(lines[0]), rates, step="mid", color="#bbbbbb", linewidth=0)
+    edges = [i * length_s / 60 for i in range(len(rates) + 1)]
+    axes.stairs(rates, edges, fill=True, color="#bbbbbb")
     axes.set_ylabel("arrivals\n(requests/s)")
     tidy(axes, "")
 
@@ -331,9 +320,36 @@ def draw_published_layout(axes: Axes) -> None:
     axes.text(119, 92, f"dashed: published ({PLANNED})", ha="right", fontsize=9, color="#444444")
 
 
-DRAWINGS: dict[str, Callable[[str, Mapping[str, Any]], Figure]] = {
+def layouts(name: str, result: Mapping[str, Any], folder: Path) -> Figure:
+    """Mean latency over load of two layouts of the same GPUs, each an experiment of its own."""
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    handles = []
+    for other, text, style in LAYOUTS:
+        own = readings.results(other, folder)
+        if own is None:
+            continue
+        color, marker = style
+        study = next(s for s in readings.studies() if s.experiment == other)
+        rows = [{**row, "system": text} for row in own["rows"]]
+        draw_lines(axes, rows, study.x_name, "latency_mean_s", [], {text: style})
+        values = study.series["infaas"]["latency_mean_s"]
+        draw_published(axes, list(zip(study.xs, values, strict=True)), color, marker)
+        handles.append(Line2D([], [], color=color, marker=marker, label=text))
+    axes.set_ylim(bottom=0)
+    figure.suptitle(title(result, "Layouts without a cache"))
+    handles.append(published_handle())
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+LAYOUTS = (
+    ("tp-tradeoff-tp1", "8 x TP1", ("#0072b2", "o")),
+    ("tp-tradeoff-tp4", "2 x TP4", ("#e69f00", "P")),
+)
+DRAWINGS: dict[str, Callable[[str, Mapping[str, Any], Path], Figure]] = {
     "headline": headline,
     "two-hours": two_hours,
+    "tp-tradeoff-tp1": layouts,
 }
 
 
@@ -345,11 +361,12 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE, help="folder of the results")
     args = parser.parse_args()
     found = sorted(path.parent.name for path in args.results.glob("*/results.json"))
+    found = [name for name in found if name != LAYOUTS[1][0]]  # drawn with the other one
     for name in found if args.all else args.names:
         result = readings.results(name, args.results)
         if result is None:
             parser.error(f"{args.results / name} has no results.json")
-        figure = DRAWINGS.get(name, sweep)(name, result)
+        figure = DRAWINGS.get(name, sweep)(name, result, args.results)
         path = args.results / name / f"{name}.png"
         figure.savefig(path, dpi=110)
         pyplot.close(figure)

@@ -30,6 +30,7 @@ from .planning.two_stage import TwoStagePlanner
 from .programs.diffusion import DiffusionProgram
 from .threshold.at_cap import AtCap
 from .threshold.deadline_fit import DeadlineFit
+from .threshold.early_fit import EarlyFit
 from .threshold.fixed import FixedThreshold
 from .threshold.horizon_caps import HorizonCaps
 from .threshold.load_caps import LoadCaps
@@ -127,11 +128,13 @@ def _threshold(config: ControlConfig) -> ThresholdPolicy:
             return FixedThreshold()
         case "deadline_fit":
             return DeadlineFit(config.margin)
+        case "early_fit":
+            return EarlyFit(config.early_margin, config.margin)
         case "schedule_fit":
             return ScheduleFit(config.margin)
         case "at_cap":
             return AtCap()
-    known = "fixed, deadline_fit, schedule_fit, at_cap"
+    known = "fixed, deadline_fit, early_fit, schedule_fit, at_cap"
     raise _unknown("threshold", config.threshold, known)
 
 

@@ -178,12 +178,16 @@ class Ledger:
         tokens = self._program.full_tokens(request)
         kv_tokens = self._program.kv_tokens(request)
         most = self._resident_tokens
+        page_tokens = pages = 0
         loads = {}
         for load in self.loads():
             spec = load.spec
+            if spec.page_tokens != page_tokens:  # the same of all instances, as a rule
+                page_tokens = spec.page_tokens
+                pages = pages_for(kv_tokens, page_tokens)
             if (
                 load.residents < spec.max_residents
-                and load.free_pages >= pages_for(kv_tokens, spec.page_tokens)
+                and load.free_pages >= pages
                 and (not most or not load.residents or load.resident_tokens + tokens <= most)
             ):
                 loads[spec.id] = load

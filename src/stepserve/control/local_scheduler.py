@@ -23,7 +23,7 @@ from stepserve.core.instance import InstanceReport, InstanceSpec, ResidentReport
 from stepserve.core.protocols import BatchingPolicy, CostModel, StepProgram, ThresholdPolicy
 from stepserve.core.resident import Resident
 from stepserve.core.segment import ReleasePoint, SegmentEnd
-from stepserve.core.step import Batch, Step, StepOutcome
+from stepserve.core.step import Batch
 
 from .pages import PageLedger, pages_for
 
@@ -58,18 +58,20 @@ class LocalScheduler:
 
     def handle(self, now_s: float, event: LocalEvent) -> list[LocalAction]:
         """Take one event into account and return what is to be done, in order."""
-        match event:
+        match event:  # the most frequent first
+            case BatchDone():
+                actions = self._settle(now_s, event)
+            case Predicted():
+                actions = self._take_forecast(event)
             case SegmentPlaced():
                 actions = self._join(event)
             case SegmentReleased():
                 actions = self._release(event)
-            case Predicted():
-                actions = self._take_forecast(event)
             case CapsSet():
                 actions = self._take_caps(event)
-            case BatchDone():
-                actions = self._settle(now_s, event)
-        return actions + self._start_batch(now_s)
+        if self._running is None and self.residents:
+            actions += self._start_batch(now_s)
+        return actions
 
     def _join(self, event: SegmentPlaced) -> list[LocalAction]:
         request, program = event.request, self._program
@@ -127,38 +129,46 @@ class LocalScheduler:
         self._measured = (tokens, rows, event.seconds)
         self._cost.observe(tokens, rows, self.spec, event.seconds)
         actions: list[LocalAction] = []
+        residents, advance = self.residents, self._program.advance
+        predict_every_tokens = self._predict_every_tokens
         for step, outcome in zip(batch.steps, event.outcomes, strict=True):
-            actions += self._advance(self.residents[step.request_id], step, outcome)
-        if not self.residents:
+            resident = residents[step.request_id]
+            progress = advance(resident.request, resident.progress, outcome)
+            resident.progress = progress
+            resident.has_state = True
+            if step.kind.heavy:
+                self._count_heavy(resident)
+            if (
+                progress.settled - resident.forecast_settled >= predict_every_tokens
+                or progress.finished is not None
+                or resident.release is not None
+                or outcome.error is not None
+            ):
+                actions += self._after_step(resident, outcome.error)
+        if not residents:
             actions.append(self._report(now_s, now_s, "idle"))
         return actions
 
     def _report(self, now_s: float, ends_s: float, why: str) -> LocalAction:
         """One message a batch: what the last one took, until when the next one runs."""
-        residents = self._resident_reports(now_s)
+        residents = self._resident_reports(now_s) if now_s >= self._next_report_s else ()
         report = InstanceReport(self.spec.id, now_s, ends_s, self._measured, residents)
         self._measured = None
         return Report(InstanceReported(report), why)
 
     def _resident_reports(self, now_s: float) -> tuple[ResidentReport, ...]:
         """What became of everybody, every now and then."""
-        if now_s < self._next_report_s:
-            return ()
         self._next_report_s = now_s + self._report_every_s
         return tuple(
             ResidentReport(request_id, r.segment.epoch, r.progress, r.forecast)
             for request_id, r in self.residents.items()
         )
 
-    def _advance(self, resident: Resident, step: Step, outcome: StepOutcome) -> list[LocalAction]:
-        request = resident.request
-        progress = self._program.advance(request, resident.progress, outcome)
-        resident.progress = progress
-        resident.has_state = True
-        if step.kind.heavy:
-            self._count_heavy(resident)
-        if outcome.error is not None:
-            return self._end(resident, SegmentEnd.FAILED, outcome.error)
+    def _after_step(self, resident: Resident, error: str | None) -> list[LocalAction]:
+        """What follows for a resident that goes on for now, ends, or may need a new forecast."""
+        request, progress = resident.request, resident.progress
+        if error is not None:
+            return self._end(resident, SegmentEnd.FAILED, error)
         if progress.finished is not None:
             return self._end(resident, SegmentEnd.FINISHED, None)
         if resident.release is not None and self._may_leave(resident):
@@ -182,27 +192,21 @@ class LocalScheduler:
         return [FreeState(request_id, end.value), Report(ended, end.value)]
 
     def _start_batch(self, now_s: float) -> list[LocalAction]:
-        if self._running is not None or not self.residents:
-            return []
         residents = list(self.residents.values())
         pace = self._batching.pace(residents, self.spec)
-        program, threshold = self._program, self._threshold
+        next_step, pick = self._program.next_step, self._threshold.pick
         candidates = [
-            (
-                resident,
-                program.next_step(
-                    resident.request,
-                    resident.progress,
-                    resident.has_state,
-                    threshold.pick(resident, pace, now_s),
-                ),
-            )
-            for resident in residents
+            (r, next_step(r.request, r.progress, r.has_state, pick(r, pace, now_s)))
+            for r in residents
         ]
         steps = self._batching.compose(candidates, self.spec, now_s)
-        chosen = {step.request_id for step in steps}
-        for resident in residents:
-            resident.skipped = 0 if resident.request.id in chosen else resident.skipped + 1
+        if len(steps) == len(residents):
+            for resident in residents:
+                resident.skipped = 0
+        else:
+            chosen = {step.request_id for step in steps}
+            for resident in residents:
+                resident.skipped = 0 if resident.request.id in chosen else resident.skipped + 1
         tokens = sum([step.query_tokens for step in steps])
         self._running = Batch(self._next_batch_id, steps)
         self._running_tokens = tokens

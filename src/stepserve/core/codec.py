@@ -34,8 +34,8 @@ class Codec:
 def codec(hint: Any) -> Codec:
     """The codec of a type hint.
 
-    Known are: str, int, float, bool, names for these, enums, dataclasses, tuples, mappings,
-    and unions of dataclasses, or of anything with ``None``. Raises TypeError for others.
+    Known are: str, int, float, bool, names for these, enums, dataclasses, named tuples, tuples,
+    mappings, and unions of records, or of anything with ``None``. Raises TypeError for others.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint in (str, int, float, bool):
@@ -44,7 +44,7 @@ def codec(hint: Any) -> Codec:
         return codec(hint.__supertype__)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return Codec(lambda member: member.value, hint)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")):
         return _record(hint)
     if origin is tuple:
         return _row(args)
@@ -59,9 +59,16 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _record(cls: type) -> Codec:
+def _record(cls: Any) -> Codec:
+    """A dataclass or a named tuple."""
     hints = typing.get_type_hints(cls)
-    fields = [(f.name, codec(hints[f.name]), f.default) for f in dataclasses.fields(cls)]
+    if dataclasses.is_dataclass(cls):
+        defaults = {f.name: f.default for f in dataclasses.fields(cls)}
+    else:
+        defaults = {
+            name: cls._field_defaults.get(name, dataclasses.MISSING) for name in cls._fields
+        }
+    fields = [(name, codec(hints[name]), default) for name, default in defaults.items()]
     codecs = {name: part for name, part, _ in fields}
 
     def encode(value: Any) -> Any:

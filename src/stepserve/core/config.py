@@ -34,16 +34,17 @@ class ControlConfig:
     """Policies by name, and their numbers.
 
     ``margin``: share of a deadline that the threshold choice plans against (dilaserve.md B1:
-    0.9). ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for
-    fewer. ``starvation_batches``: a resident left out that often goes first.
+    0.9); ``early_margin``: the same at the start of a request, for ``early_fit``.
+    ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for fewer.
+    ``starvation_batches``: a resident left out that often goes first.
     ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
     ``admitted_limit``: most requests placed at once, ``resident_tokens``: most full-length
     tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
     ``caps_every_s``: least time between two updates of the threshold caps, ``utilisation``:
-    share of the cluster's time that ``horizon_caps`` plans with. ``report_every_s``:
-    how often an instance reports on its residents. ``migration_gain``: share by which a step
-    must be faster elsewhere (C6). ``plan_every_s``: how often the layout is planned, on the
-    arrivals of that long.
+    share of the cluster's time that ``horizon_caps`` plans with. ``report_every_s``: how often
+    an instance reports on its residents. ``migration_gain``: share by which a step must be
+    faster elsewhere (C6). ``plan_every_s``: how often the layout is planned, on the arrivals of
+    that long.
     """
 
     placement: str = "step_completion"
@@ -55,6 +56,7 @@ class ControlConfig:
     queue: str = "deadline"
     thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
     margin: float = 0.9
+    early_margin: float = 0.75
     queue_limit: int = 256
     admitted_limit: int = 0
     resident_tokens: int = 0
@@ -62,7 +64,7 @@ class ControlConfig:
     starvation_batches: int = 4
     predict_every_tokens: int = 8
     caps_every_s: float = 1.0
-    utilisation: float = 0.9
+    utilisation: float = 0.8
     report_every_s: float = 0.25
     migration_gain: float = 0.05
     plan_every_s: float = 300.0
@@ -76,7 +78,7 @@ class ControlConfig:
             _check(getattr(self, name) >= 0, f"control.{name}", "must not be negative")
         _check(self.caps_every_s >= 0.0, "control.caps_every_s", "must not be negative")
         _check(self.plan_every_s > 0.0, "control.plan_every_s", "must be positive")
-        for name in ("margin", "utilisation"):
+        for name in ("margin", "early_margin", "utilisation"):
             _check(0.0 < getattr(self, name) <= 1.0, f"control.{name}", "must be in (0, 1]")
         for threshold in self.thresholds:
             _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")

@@ -6,6 +6,10 @@ Source: dilaserve.md B4 (executed tokens), C8 (cache modes), Part E 3 (what a re
 from stepserve.core.request import CacheMode, RefreshScope, Request
 from stepserve.core.step import Step, StepKind
 
+# Asked at every step of every request: a name of the module is read in half the time.
+_NONE, _DUAL = CacheMode.NONE, CacheMode.DUAL
+_RECOMPUTE, _CACHED = StepKind.RECOMPUTE, StepKind.CACHED
+
 
 def canvas_tokens(request: Request) -> int:
     """Output positions that are executed: the output limit in whole blocks."""
@@ -27,17 +31,16 @@ def due_step(request: Request, settled: int, has_state: bool, threshold: float |
     it, too (ours): the tokens that finished that block were masks when its keys and values were
     last computed. dKV-Cache delays caching for the same reason.
     """
-    options, canvas = request.diffusion, canvas_tokens(request)
+    options = request.diffusion
+    block_tokens, cache_mode = options.block_tokens, options.cache_mode
+    canvas = -(-request.max_output_tokens // block_tokens) * block_tokens  # canvas_tokens
     full = request.prompt_tokens + canvas
-    block, inside = divmod(settled, options.block_tokens)
+    block, inside = divmod(settled, block_tokens)
     refresh_due = inside == 0 and block % options.refresh_blocks == 0
-    if options.cache_mode is CacheMode.NONE or not has_state or refresh_due:
+    if refresh_due or not has_state or cache_mode is _NONE:
         output_only = has_state and options.refresh_scope is RefreshScope.OUTPUT
-        return Step(
-            request.id, StepKind.RECOMPUTE, canvas if output_only else full, full, threshold
-        )
-    dual = options.cache_mode is CacheMode.DUAL
-    query = options.block_tokens if dual else canvas - block * options.block_tokens
+        return Step(request.id, _RECOMPUTE, canvas if output_only else full, full, threshold)
+    query = block_tokens if cache_mode is _DUAL else canvas - block * block_tokens
     if inside == 0:
-        query += options.block_tokens
-    return Step(request.id, StepKind.CACHED, query, full, threshold)
+        query += block_tokens
+    return Step(request.id, _CACHED, query, full, threshold)

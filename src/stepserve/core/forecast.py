@@ -1,10 +1,9 @@
 """Remaining steps as they were predicted, with the age of the prediction."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StepForecast:
+class StepForecast(NamedTuple):
     """Predicted remaining steps at each candidate threshold, highest threshold first.
 
     ``output_tokens`` is the expected total output length. ``at_steps`` is how many steps the

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
@@ -132,8 +133,7 @@ class Request:
         return None if self.slo.e2e_s is None else self.arrival_s + self.slo.e2e_s
 
 
-@dataclass(frozen=True, slots=True)
-class Confidence:
+class Confidence(NamedTuple):
     """Five numbers over the latest confidence of every output position (dilaserve.md B4)."""
 
     minimum: float
@@ -143,8 +143,7 @@ class Confidence:
     p75: float
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """How far a request has come, in tokens of its own axis: prompt first, then output.
 
     ``settled`` counts final positions, the prompt included; ``emitted`` is the length of the

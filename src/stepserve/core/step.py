@@ -1,7 +1,11 @@
-"""A step is one request's share of one forward pass; a batch is steps run together."""
+"""A step is one request's share of one forward pass; a batch is steps run together.
 
-from dataclasses import dataclass
+``Step``, ``Batch`` and ``StepOutcome`` are named tuples, as are ``Progress``, ``Confidence`` and
+``StepForecast``: one is made at every step of every request, in a third of the time.
+"""
+
 from enum import StrEnum
+from typing import NamedTuple
 
 from stepserve.core.ids import RequestId
 from stepserve.core.request import Confidence, FinishReason
@@ -10,19 +14,22 @@ from stepserve.core.request import Confidence, FinishReason
 class StepKind(StrEnum):
     """Heavy steps build the context state, light steps reuse it."""
 
-    PREFILL = "prefill"
-    DECODE = "decode"
-    RECOMPUTE = "recompute"
-    CACHED = "cached"
+    heavy: bool  # whether the step builds the context state
 
-    @property
-    def heavy(self) -> bool:
-        """Whether the step builds the context state."""
-        return self in (StepKind.PREFILL, StepKind.RECOMPUTE)
+    def __new__(cls, value: str, heavy: bool) -> "StepKind":
+        """A member with an attribute: it is read at every step of every request."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.heavy = heavy
+        return member
+
+    PREFILL = "prefill", True
+    DECODE = "decode", False
+    RECOMPUTE = "recompute", True
+    CACHED = "cached", False
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """``query_tokens`` are executed, attending over ``context_tokens`` (queries included)."""
 
     request_id: RequestId
@@ -32,8 +39,7 @@ class Step:
     threshold: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Steps of different requests run in one forward pass of one instance."""
 
     id: int
@@ -42,11 +48,10 @@ class Batch:
     @property
     def query_tokens(self) -> int:
         """Tokens executed: the cost key of a diffusion step (dilaserve.md B2)."""
-        return sum(step.query_tokens for step in self.steps)
+        return sum([step.query_tokens for step in self.steps])
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What one step did to its request.
 
     ``settled``: positions newly final; ``emitted``: length of the contiguous settled output

@@ -149,6 +149,7 @@ class Trees:
         weakref.finalize(self, lightgbm.LGBM_FastConfigFree, config)
         self._answer, self._length = ctypes.c_double(), ctypes.c_int64()
         self._predict = lightgbm.LGBM_BoosterPredictForMatSingleRowFast
+        self._row = row
         self._arguments = (config, at(row), at(self._length), at(self._answer))
 
     def ask(self) -> float:
@@ -157,6 +158,17 @@ class Trees:
         if status:
             _check(status)
         return self._answer.value
+
+    def ask_each(self, thresholds: Sequence[float], unit: float) -> list[float]:
+        """``unit`` times the answers at these thresholds, which are put first in the row."""
+        predict, arguments, row, answer = self._predict, self._arguments, self._row, self._answer
+        answers = []
+        for row[0] in thresholds:
+            status = predict(*arguments)
+            if status:
+                _check(status)
+            answers.append(answer.value * unit)
+        return answers
 
 
 class Correction:
@@ -238,12 +250,13 @@ class BoostedSteps:
         candidates = tuple(thresholds)
         steps, left = self._forecast(request, progress, candidates)
         output = min(float(limit), max(unmasked + left, unmasked + 1.0))
-        low = float(math.ceil(output / block) - unmasked // block)
-        high = min(most_steps(request, progress, unmasked), float(limit - unmasked))
+        low = max(1.0, float(math.ceil(output / block) - unmasked // block))
+        high = max(1.0, min(most_steps(request, progress, unmasked), float(limit - unmasked)))
         if self._correction is not None:
             factor = self._correction.factor
             steps = [value * factor(t) for value, t in zip(steps, candidates, strict=True)]
-        clipped = tuple([max(1.0, min(high, max(low, value))) for value in steps])
+        least = min(high, low)
+        clipped = tuple([least if v <= low else v if v < high else high for v in steps])
         return StepForecast(candidates, clipped, output, progress.steps)
 
     def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
@@ -293,10 +306,6 @@ class BoostedSteps:
         self, values: tuple[float, ...], thresholds: tuple[float, ...], reach: float
     ) -> tuple[list[float], float]:
         """Answers in tokens. The output length is asked for at the first threshold."""
-        row, steps = self._row, []
-        _ROW.pack_into(row, 0, *values)
+        _ROW.pack_into(self._row, 0, *values)
         left = math.inf if self._output is None else self._output.ask() * reach
-        for threshold in thresholds:
-            row[0] = threshold
-            steps.append(self._steps.ask() * reach)
-        return steps, left
+        return self._steps.ask_each(thresholds, reach), left

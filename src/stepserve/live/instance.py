@@ -4,7 +4,6 @@ No threads and no queues here: a transport calls ``receive`` and ``run_batch`` f
 it hosts the instance (a thread, an actor).
 """
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -84,7 +83,7 @@ class Instance:
     def _explained(self, outcome: StepOutcome) -> StepOutcome:
         """A request that could not be loaded fails with the reason of that."""
         refusal = self._refused.get(outcome.request_id)
-        return outcome if refusal is None else dataclasses.replace(outcome, error=refusal)
+        return outcome if refusal is None else outcome._replace(error=refusal)
 
     def _record_steps(
         self,

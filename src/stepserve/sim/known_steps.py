@@ -8,7 +8,7 @@ hour asks millions of times.
 from collections.abc import Mapping
 
 from stepserve.core.instance import InstanceSpec
-from stepserve.cost.step_table import StepProfile
+from stepserve.cost.step_table import StepProfile, by_tokens
 
 
 class KnownSteps:
@@ -17,12 +17,7 @@ class KnownSteps:
     def __init__(self, profiles: Mapping[int, StepProfile]) -> None:
         self._profiles = dict(profiles)
         self._tables = {
-            degree: (
-                [0.0, *(p.forward_s(p.entry(n), n) for n in range(1, p.sizes[-1] + 1))],
-                p.host_s,
-                p.host_row_s,
-            )
-            for degree, p in profiles.items()
+            degree: (by_tokens(p)[0], p.host_s, p.host_row_s) for degree, p in profiles.items()
         }
 
     def step_time_s(self, tokens: int, rows: int, spec: InstanceSpec) -> float:

@@ -47,22 +47,26 @@ def loss(threshold: float) -> float:
     return _LOSSES[right - 1] + share * (_LOSSES[right] - _LOSSES[right - 1])
 
 
+_SEEN: dict[float, float] = {}  # losses worked out before: a run has a handful of thresholds
+
+
 class StageUse:
     """The thresholds at which a request's tokens settled, by third of its output."""
 
-    __slots__ = ("_losses", "_output", "_seen", "_thresholds", "_tokens")
+    __slots__ = ("_losses", "_output", "_thresholds", "_tokens")
 
     def __init__(self, output_tokens: int) -> None:
         self._output = output_tokens
         self._tokens, self._thresholds, self._losses = [0] * 3, [0.0] * 3, [0.0] * 3
-        self._seen: dict[float, float] = {}
 
     def settle(self, before: int, tokens: int, threshold: float) -> None:
         """``tokens`` more settled, ``before`` of them earlier: the third where they begin."""
-        third = min(2, 3 * before // self._output)
-        lost = self._seen.get(threshold)
+        third = 3 * before // self._output
+        if third > 2:
+            third = 2
+        lost = _SEEN.get(threshold)
         if lost is None:
-            lost = self._seen[threshold] = loss(threshold)
+            lost = _SEEN[threshold] = loss(threshold)
         self._tokens[third] += tokens
         self._thresholds[third] += tokens * threshold
         self._losses[third] += tokens * lost

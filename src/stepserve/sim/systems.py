@@ -64,7 +64,11 @@ _FIXED = replace(
 
 _STEPSERVE = System(
     control=ControlConfig(
-        load_control="horizon_caps", margin=0.95, utilisation=0.8, queue_limit=10**6
+        threshold="early_fit",
+        load_control="horizon_caps",
+        margin=0.95,
+        early_margin=0.6,
+        queue_limit=10**6,
     ),
     request=RequestOptions(refresh_blocks=2, refresh_scope="output"),
     max_residents=20,
@@ -88,6 +92,7 @@ SYSTEMS = {
     "stepserve-all-resident": _variant(_STEPSERVE, batching="all_resident"),
     "stepserve-load-caps": _variant(_STEPSERVE, load_control="load_caps"),
     "stepserve-no-caps": _variant(_STEPSERVE, load_control="none"),
+    "stepserve-deadline-fit": _variant(_STEPSERVE, threshold="deadline_fit"),
     "stepserve-schedules": _variant(_STEPSERVE, threshold="schedule_fit"),
     "stepserve-full-refresh": replace(
         _STEPSERVE, request=RequestOptions(), accuracy_points_lost=0.0

@@ -60,6 +60,7 @@ from .faults import FaultConfig, Faults
 from .quality import StageUse
 from .rows import Rows
 
+_RECOMPUTE = StepKind.RECOMPUTE
 BATCH_ENDS, ANSWER, MESSAGE, CLIENT = range(4)
 """Priorities of events at the same time."""
 
@@ -212,7 +213,7 @@ class World:
                 raise StepserveError(f"the world does not come to rest in {limit} events")
             self.now_s, _, _, call, a, b = heappop(heap)
             call(a, b)
-            if self.after_event is not None:
+            if self.after_event:
                 self.after_event()
 
     @property
@@ -355,14 +356,14 @@ class World:
         for action in instance.handle(self.now_s, event):  # isinstance: faster than match here
             if isinstance(action, Report):
                 self._message(instance, action.event)
+            elif isinstance(action, RunBatch):
+                self._run_batch(instance, action.batch)
             elif isinstance(action, Predict):
                 request = action.request
                 forecast = self._predict(request, action.progress, action.thresholds)
                 when_s = self.now_s + self.delays.predict_s
                 answer = Predicted(request.id, forecast)
                 self.at(when_s, MESSAGE, self._tell_local, instance, answer)
-            elif isinstance(action, RunBatch):
-                self._run_batch(instance, action.batch)
             elif isinstance(action, LoadState):
                 self._rows.load(instance.spec.id, action.request, action.progress)
             else:
@@ -398,12 +399,12 @@ class World:
             told = {o.request_id: o for o in (*self._run_rows(instance.spec.id, healthy), *failed)}
             outcomes = tuple(told[step.request_id] for step in batch.steps)
         self.batches += 1
-        records, heavy = self.records, StepKind.RECOMPUTE
+        records = self.records
         for step, outcome in zip(batch.steps, outcomes, strict=True):
             record, settled = records[step.request_id], outcome.settled
             record.use.settle(record.tokens, settled, step.threshold or 1.0)
             record.tokens += settled
-            if step.kind is heavy:
+            if step.kind is _RECOMPUTE:
                 record.refreshes += 1
         for learn in self._learn:
             for step, outcome in zip(batch.steps, outcomes, strict=True):

@@ -22,8 +22,8 @@ class AllResident:
         """``time_left`` of B6: all recompute together, all run cached steps together."""
         if not residents:
             return StepPace(0.0, 0.0)
-        heavy = sum(r.heavy_tokens for r in residents)
-        light = sum(r.light_tokens for r in residents)
+        heavy = sum([r.heavy_tokens for r in residents])
+        light = sum([r.light_tokens for r in residents])
         rows = len(residents)
         return StepPace(
             self._cost.step_time_s(heavy, rows, spec), self._cost.step_time_s(light, rows, spec)
@@ -33,4 +33,4 @@ class AllResident:
         self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
     ) -> tuple[Step, ...]:
         """Everything."""
-        return tuple(step for _, step in candidates)
+        return tuple([step for _, step in candidates])

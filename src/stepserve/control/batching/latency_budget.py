@@ -43,12 +43,15 @@ class LatencyBudget:
             return StepPace(0.0, 0.0)
         expected, light_sum, heaviest = 0.0, 0, 0
         for resident in residents:
-            full, light = resident.heavy_tokens, resident.light_tokens
-            steps = resident.forecast.remaining(0, resident.progress.steps)
-            share = min(1.0, resident.heavy_left / steps)
+            full, light, forecast = resident.heavy_tokens, resident.light_tokens, resident.forecast
+            # StepForecast.remaining, without the call
+            steps = max(1.0, forecast.steps[0] - (resident.progress.steps - forecast.at_steps))
+            heavy = resident.heavy_left
+            share = heavy / steps if heavy < steps else 1.0
             expected += share * full + (1.0 - share) * light
             light_sum += light
-            heaviest = max(heaviest, full - light)
+            if full - light > heaviest:
+                heaviest = full - light
         rows = len(residents)
         light_s = self._cost.step_time_s(round(expected), rows, spec)
         heavy_s = self._cost.step_time_s(light_sum + heaviest, rows, spec)
@@ -58,6 +61,9 @@ class LatencyBudget:
         self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
     ) -> tuple[Step, ...]:
         """All light steps; heavy ones while the batch stays within the allowance."""
+        steps = tuple([step for _, step in candidates])
+        if len(steps) == 1 or not any(step.kind.heavy for step in steps):
+            return steps  # the most usual case: nothing to be weighed
         chosen: list[Step] = []
         heavy: list[tuple[bool, bool, float, int]] = []  # (may wait, lost, allowance, candidate)
         limit_s = light_limit_s = math.inf

@@ -28,19 +28,18 @@ class DiffusionProgram:
     def advance(self, request: Request, progress: Progress, outcome: StepOutcome) -> Progress:
         """Progress after one denoising step."""
         return Progress(
-            settled=progress.settled + outcome.settled,
-            emitted=outcome.emitted,
-            steps=progress.steps + 1,
-            finished=outcome.finished,
-            confidence=outcome.confidence or progress.confidence,
+            progress.settled + outcome.settled,
+            outcome.emitted,
+            progress.steps + 1,
+            outcome.finished,
+            outcome.confidence or progress.confidence,
         )
 
     def next_step(
         self, request: Request, progress: Progress, has_state: bool, threshold: float | None
     ) -> Step:
         """Recompute without a cache, without state, or where a block's refresh is due."""
-        settled = progress.settled - request.prompt_tokens
-        return due_step(request, settled, has_state, threshold)
+        return due_step(request, progress.settled - request.prompt_tokens, has_state, threshold)
 
     def tokens_to_cut(self, request: Request, progress: Progress) -> int:
         """To the next recompute step; 0 without a cache (dilaserve.md A2.5, C8)."""
