@@ -4,6 +4,7 @@ The ``why`` is the system's log of decisions: short, factual, with the numbers c
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepserve.core.events import GlobalEvent, LocalEvent
 from stepserve.core.ids import InstanceId, RequestId
@@ -13,8 +14,7 @@ from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.step import Batch
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Deliver an event to an instance's local scheduler."""
 
     to: InstanceId
@@ -22,16 +22,14 @@ class Send:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """Deliver an event to the global scheduler."""
 
     event: GlobalEvent
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Predict:
+class Predict(NamedTuple):
     """Ask for remaining steps at each of ``thresholds``; answered by ``Predicted``."""
 
     request: Request
@@ -40,8 +38,7 @@ class Predict:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunBatch:
+class RunBatch(NamedTuple):
     """Run a batch on this instance's executor; answered by ``BatchDone``."""
 
     batch: Batch

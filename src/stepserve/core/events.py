@@ -4,6 +4,7 @@ Events are values without behaviour; a recorded list of (time, event) replays a 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import RequestId
@@ -14,8 +15,7 @@ from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 from stepserve.core.step import StepOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(NamedTuple):
     """A client's request was read and found valid."""
 
     request: Request
@@ -29,8 +29,7 @@ class RequestCancelled:
     reason: FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
+class Predicted(NamedTuple):
     """Answer to ``Predict``. It has an age: see ``StepForecast.at_steps``."""
 
     request_id: RequestId
@@ -67,8 +66,7 @@ class CapsSet:
     caps: tuple[tuple[RequestId, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentEnded:
+class SegmentEnded(NamedTuple):
     """An instance no longer holds a segment, nor any state of it."""
 
     segment: Segment
@@ -77,8 +75,7 @@ class SegmentEnded:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDone:
+class BatchDone(NamedTuple):
     """The executor finished a batch, ``seconds`` after it began."""
 
     batch_id: int
@@ -93,8 +90,7 @@ class InstanceUp:
     spec: InstanceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReported:
+class InstanceReported(NamedTuple):
     """An instance's periodic report."""
 
     report: InstanceReport

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
@@ -24,8 +25,7 @@ class InstanceSpec:
     slot: Slot | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResidentReport:
+class ResidentReport(NamedTuple):
     """How far one resident has come, and the latest forecast of what it still needs."""
 
     request_id: RequestId
@@ -34,8 +34,7 @@ class ResidentReport:
     forecast: StepForecast
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReport:
+class InstanceReport(NamedTuple):
     """What an instance last said, and when.
 
     ``batch_ends_s`` predicts the end of the running batch (``at_s`` when idle). ``measured``
@@ -50,8 +49,7 @@ class InstanceReport:
     residents: tuple[ResidentReport, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceLoad:
+class InstanceLoad(NamedTuple):
     """What the global scheduler knows of an instance: promises made, not only reports heard.
 
     ``resident_tokens`` is the sum of full lengths (prompt and output canvas) placed there.
