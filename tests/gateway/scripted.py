@@ -16,7 +16,7 @@ from stepserve.core.protocols import (
     RequestReport,
     TokensEmitted,
 )
-from stepserve.core.request import CacheMode, Family, FinishReason
+from stepserve.core.request import CacheMode, Family, FinishReason, RefreshScope
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
 from stepserve.gateway.tokenizer import TextTokenizer
@@ -69,6 +69,7 @@ def card(**changes):
         "default_block_length": 16,
         "mask_token_id": MASK,
         "default_cache": CacheMode.PREFIX,
+        "default_refresh_scope": RefreshScope.OUTPUT,
     }
     return ModelCard(**(facts | changes))
 

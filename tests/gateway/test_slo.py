@@ -5,7 +5,6 @@ import pytest
 from gateway.scripted import Gateway, byte_ids
 from stepserve.core.config import ServeConfig, SLOClass
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope, ThresholdBounds
-from stepserve.gateway import translate
 
 HELLO = [byte_ids("hel"), byte_ids("lo")]
 CLASSES = {
@@ -165,9 +164,9 @@ async def test_cache(cache, mode):
     [
         ({"refresh_scope": "output"}, RefreshScope.OUTPUT),
         ({"refresh_scope": "full", "cache": "exact"}, RefreshScope.FULL),
-        ({"refresh_scope": "auto"}, translate.DEFAULT_REFRESH_SCOPE),
+        ({"refresh_scope": "auto"}, RefreshScope.OUTPUT),
         ({"refresh_scope": "auto", "cache": "exact"}, RefreshScope.FULL),
-        ({}, translate.DEFAULT_REFRESH_SCOPE),
+        ({}, RefreshScope.OUTPUT),
     ],
 )
 async def test_refresh_scope(dlm, scope):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stepserve.core.errors import FieldError
-from stepserve.core.request import CacheMode
+from stepserve.core.request import CacheMode, RefreshScope
 
 
 def _check(holds: bool, field: str, message: str) -> None:
@@ -100,6 +100,7 @@ class ServeConfig:
     events: str = ""  # file for the event log; none by default
     log_steps: str = ""  # file for the step log; none by default
     cache_mode: str = "dual"  # what a request's `dlm.cache: auto` means
+    refresh_scope: str = "full"  # what `dlm.refresh_scope: auto` means with a cache
     max_residents: int = 32
     kv_pages: int = 4096
     page_tokens: int = 16
@@ -127,6 +128,9 @@ class ServeConfig:
         _check(self.predictor in predictors, "predictor", f"not in {', '.join(predictors)}")
         modes = ", ".join(CacheMode)
         _check(self.cache_mode in list(CacheMode), "cache_mode", f"must be one of {modes}")
+        scopes = ", ".join(RefreshScope)
+        known = self.refresh_scope in list(RefreshScope)
+        _check(known, "refresh_scope", f"must be one of {scopes}")
         classes = ", ".join(self.slo_classes)
         _check(self.default_slo_class in self.slo_classes, "default_slo_class", f"not in {classes}")
 

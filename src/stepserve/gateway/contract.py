@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stepserve.core.protocols import RequestReport
-from stepserve.core.request import CacheMode, Family, FinishReason, Request, ThresholdBounds
+from stepserve.core.request import (
+    CacheMode,
+    Family,
+    FinishReason,
+    RefreshScope,
+    Request,
+    ThresholdBounds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,7 @@ class ModelCard:
     mask_token_id: int | None = None
     default_temperature: float = 0.0
     default_cache: CacheMode = CacheMode.NONE
+    default_refresh_scope: RefreshScope = RefreshScope.FULL
     default_thresholds: ThresholdBounds = field(default_factory=ThresholdBounds)
 
 

@@ -45,8 +45,6 @@ _CACHE = {
     "approximate": CacheMode.DUAL,
     "dual": CacheMode.DUAL,
 }
-DEFAULT_REFRESH_SCOPE = RefreshScope.FULL
-"""What ``dlm.refresh_scope: auto`` means with a cache; without one it is always full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +248,7 @@ class Translator:
             block_tokens=self._block_length(fields),
             cache_mode=cache,
             refresh_blocks=fields.cache_refresh_interval or 1,
-            refresh_scope=_refresh_scope(fields, cache),
+            refresh_scope=_refresh_scope(fields, cache, self.card.default_refresh_scope),
             max_steps_per_block=max_steps,
             max_forwards=max_forwards,
             expected_output_tokens=fields.expected_output_tokens,
@@ -283,9 +281,10 @@ class Translator:
         return fields.block_length
 
 
-def _refresh_scope(fields: DLMFields, cache: CacheMode) -> RefreshScope:
+def _refresh_scope(fields: DLMFields, cache: CacheMode, default: RefreshScope) -> RefreshScope:
+    """The server's choice where the client leaves it open; always full without a cache."""
     if fields.refresh_scope in (None, "auto"):
-        return RefreshScope.FULL if cache is CacheMode.NONE else DEFAULT_REFRESH_SCOPE
+        return RefreshScope.FULL if cache is CacheMode.NONE else default
     return RefreshScope(fields.refresh_scope)
 
 

@@ -26,7 +26,7 @@ from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import Planner, Slot
 from stepserve.core.protocols import StepPredictor
-from stepserve.core.request import CacheMode, Family
+from stepserve.core.request import CacheMode, Family, RefreshScope
 from stepserve.cost.boosted_steps import BoostedSteps, StepModel
 from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
 from stepserve.cost.step_log import StepLog
@@ -253,6 +253,7 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
         default_block_length=loaded.default_block_length,
         mask_token_id=loaded.config.mask_token_id,
         default_cache=CacheMode(config.cache_mode),
+        default_refresh_scope=RefreshScope(config.refresh_scope),
     )
     frontend = cluster.frontend
     load_gauges = LoadGauges(
