@@ -180,8 +180,7 @@ class GlobalScheduler:
         actions: list[GlobalAction] = []
         while self._queue:
             tracked = self.ledger.requests[self._queue[0][2]]
-            deadline_s = tracked.request.deadline_s
-            if deadline_s is not None and deadline_s < now_s and not tracked.late:
+            if self._is_too_late(tracked, now_s):
                 self._queue.pop(0)
                 if self._config.queue == "fcfs_drop" and tracked.epoch == 0:
                     actions.append(self._drop(tracked))
@@ -201,6 +200,14 @@ class GlobalScheduler:
                 self._queue.pop(0)
                 actions.append(self._finish(tracked, FinishReason.ERROR, TOO_LARGE, TOO_LARGE))
         return actions
+
+    def _is_too_late(self, tracked: Tracked, now_s: float) -> bool:
+        """Whether its time ran out while it waited; with ``fcfs_drop`` that is its budget (B1)."""
+        slo_s = tracked.request.slo.e2e_s
+        if slo_s is None or tracked.late:
+            return False
+        share = self._config.margin if self._config.queue == "fcfs_drop" else 1.0
+        return tracked.request.arrival_s + share * slo_s < now_s
 
     def _send_segment(self, tracked: Tracked, segment: Segment) -> GlobalAction:
         forecast = tracked.forecast
@@ -278,10 +285,13 @@ class GlobalScheduler:
             self._losses.pop(instance.spec.id, None)
             tokens, rows, seconds = report.measured
             self._cost.observe(tokens, rows, instance.spec, seconds)
+        actions: list[GlobalAction] = []
         if report.residents:
             self.load_control.changed()
-            return self._migrate(now_s, instance)
-        return []
+            actions = self._migrate(now_s, instance)
+        if self._queue and self._is_too_late(self.ledger.requests[self._queue[0][2]], now_s):
+            actions += self._place_queued(now_s)
+        return actions
 
     def _migrate(self, now_s: float, instance: TrackedInstance) -> list[GlobalAction]:
         """Ask one resident to go on elsewhere: the one that gets to its cut first."""
@@ -294,7 +304,7 @@ class GlobalScheduler:
         program = self._program
         tracked = min(rows, key=lambda t: program.tokens_to_cut(t.request, t.progress))
         view = self.ledger.room(tracked.request, now_s)
-        source = self.ledger.load(instance)
+        source = self.ledger.load_without_leavers(instance)
         target = self._migration.target(tracked.request, source, view)
         if target is None:
             return []
@@ -324,6 +334,8 @@ class GlobalScheduler:
             actions += self._resume(tracked, "lost its place")
         if self.reconfiguration.wants_gone(event.spec):
             self.reconfiguration.stopped(event.spec)
+            return actions + self.reconfiguration.advance(self.ledger)
+        if losses >= MAX_LOSSES and self.reconfiguration.give_up(event.spec):
             return actions + self.reconfiguration.advance(self.ledger)
         self.reconfiguration.rebuild(event.spec)
         after_s = REBUILD_DELAYS_S[min(losses, len(REBUILD_DELAYS_S) - 1)]

@@ -211,7 +211,20 @@ class Ledger:
             )
         return instance.load
 
+    def load_without_leavers(self, instance: TrackedInstance) -> InstanceLoad:
+        """The load once everybody has left who was asked to."""
+        load = self.load(instance)
+        leaving = [n for r, n in instance.placed.items() if self.requests[r].cutting]
+        return load._replace(
+            residents=load.residents - len(leaving),
+            resident_tokens=load.resident_tokens - sum(leaving),
+        )
+
     def can_ever_hold(self, request: Request) -> bool:
         """Whether an empty instance could hold the request (true while none is up)."""
         specs = [instance.spec for instance in self.instances.values()]
-        return not specs or any(self.pages(request, s) <= s.page_capacity for s in specs)
+        return not specs or self.fits_one_of(request, specs)
+
+    def fits_one_of(self, request: Request, specs: Iterable[InstanceSpec]) -> bool:
+        """Whether an empty instance of one of these kinds could hold the request."""
+        return any(self.pages(request, spec) <= spec.page_capacity for spec in specs)

@@ -7,6 +7,7 @@ because nothing can have changed while it heard nothing.
 """
 
 import math
+from collections.abc import Sequence
 
 from stepserve.core.actions import GlobalAction, Send
 from stepserve.core.events import CapsSet
@@ -33,11 +34,17 @@ class LoadControl:
         self._every_s = every_s
         self._next_s = -math.inf
         self._stale = False
-        self._lowest = 1.0
+        self._level = 0
 
     def admit(self, tracked: Tracked) -> None:
-        """A new request starts with the lowest cap handed out in the last update (B6)."""
-        tracked.cap = self._lowest
+        """A new request starts at the lowest level handed out in the last update (B6).
+
+        Deviations: a level, because candidates are the request's own; levels at a request's
+        floor do not count unless all are, because that is where lost requests are.
+        """
+        if tracked.forecast is not None and self._level:
+            thresholds = tracked.forecast.thresholds
+            tracked.cap = thresholds[min(self._level, len(thresholds) - 1)]
         self._stale = True
 
     def changed(self) -> None:
@@ -52,12 +59,12 @@ class LoadControl:
         specs = [instance.spec for instance in ledger.instances.values() if not instance.draining]
         rows = [t for t in ledger.requests.values() if t.forecast is not None]
         if not specs or not rows:
-            self._lowest = 1.0
+            self._level = 0
             return []
         fastest = max(specs, key=lambda spec: spec.tp_degree)
         demands = [self._demand(tracked, fastest) for tracked in rows]
         caps = self._policy.caps(demands, specs, now_s)
-        self._lowest = min(caps)
+        self._level = _lowest_level(demands, caps)
         changed: dict[InstanceId, list[tuple[RequestId, float]]] = {}
         for tracked, cap in zip(rows, caps, strict=True):
             if cap != tracked.cap:
@@ -66,7 +73,7 @@ class LoadControl:
                     changed.setdefault(tracked.segment.instance, []).append(
                         (tracked.request.id, cap)
                     )
-        why = f"{len(rows)} requests, caps {self._lowest:g} to {max(caps):g}"
+        why = f"{len(rows)} requests, caps {min(caps):g} to {max(caps):g}"
         return [Send(to, CapsSet(tuple(pairs)), why) for to, pairs in changed.items()]
 
     def _demand(self, tracked: Tracked, fastest: InstanceSpec) -> Demand:
@@ -87,3 +94,10 @@ class LoadControl:
             light_tokens=program.light_tokens(request),
             least_s=BELIEVED * steps[-1] * step_s,
         )
+
+
+def _lowest_level(demands: Sequence[Demand], caps: Sequence[float]) -> int:
+    """The lowest level (0: highest threshold) above the floor; the floor's if all are there."""
+    levels = [d.thresholds.index(cap) for d, cap in zip(demands, caps, strict=True)]
+    above = [k for k, d in zip(levels, demands, strict=True) if k < len(d.thresholds) - 1]
+    return max(above or levels)

@@ -103,7 +103,10 @@ class LocalScheduler:
 
     def _may_leave(self, resident: Resident) -> bool:
         if resident.release is ReleasePoint.CUT:
-            return self._program.tokens_to_cut(resident.request, resident.progress) == 0
+            stateless = not resident.has_state  # its next step rebuilds the state anyway
+            return (
+                stateless or self._program.tokens_to_cut(resident.request, resident.progress) == 0
+            )
         return resident.release is ReleasePoint.STEP
 
     def _take_forecast(self, event: Predicted) -> list[LocalAction]:

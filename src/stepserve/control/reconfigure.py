@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from stepserve.core.actions import GlobalAction, Rebuild, SolvePlan, Stop
 from stepserve.core.config import ControlConfig
+from stepserve.core.errors import FieldError
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import ClusterPlan, PlanProblem, Slot, Stage, WorkloadClass, stages
@@ -62,6 +63,7 @@ class Reconfiguration:
         self._to_stop: set[Slot] = set()
         self._to_start: set[Slot] = set()
         self._starting: set[Slot] = set()
+        self._stage_stops: tuple[Slot, ...] = ()
         self._rebuilding: set[Slot] = set()  # lost, and asked for again
         self._template: InstanceSpec | None = None
         self.changes = 0  # plans that changed the layout
@@ -75,10 +77,10 @@ class Reconfiguration:
         key = request.prompt_tokens, request.max_output_tokens
         window.slos_s.setdefault(key, []).append(request.slo.e2e_s)
         window.last = request
-        if forecast.thresholds == self._config.thresholds:
-            window.output_tokens += forecast.output_tokens
-            sums = window.steps or [0.0] * len(forecast.steps)
-            window.steps = [a + b for a, b in zip(sums, forecast.steps, strict=True)]
+        window.output_tokens += forecast.output_tokens
+        sums = window.steps or [0.0] * len(self._config.thresholds)
+        steps = (forecast.steps_at(threshold) for threshold in self._config.thresholds)
+        window.steps = [a + b for a, b in zip(sums, steps, strict=True)]
 
     def came_up(self, spec: InstanceSpec) -> None:
         """An instance is up: one of ours, or one that was there before."""
@@ -92,14 +94,19 @@ class Reconfiguration:
 
     def ask(self, now_s: float, ledger: Ledger) -> list[GlobalAction]:
         """Ask for a plan if it is time, nothing is being changed, and there was demand."""
-        if not self._on or now_s < self._next_s or self._asked is not None or self.under_way:
+        if not self._on or now_s < self._next_s or self._asked is not None:
+            return []
+        if self.under_way or self._rebuilding:
             return []
         begun = self._next_s > -math.inf
         window, self._window = self._window, _Window(now_s)
         self._next_s = now_s + self._config.plan_every_s
         if not begun or window.last is None or not window.steps:
             return []
-        problem = self._problem(window, window.last, now_s, ledger)
+        try:
+            problem = self._problem(window, window.last, now_s, ledger)
+        except FieldError:  # not all of the cluster has come up yet
+            return []
         self._asked = problem.present
         rate = sum(c.rate_per_s for c in problem.classes)
         return [SolvePlan(problem, f"{rate:.2f} requests/s to plan for, headroom included")]
@@ -112,6 +119,9 @@ class Reconfiguration:
         known = present == planned_for and all(slot.node in self._gpus for slot in target)
         if not known or self._rebuilding or set(present) == target:
             return []
+        specs = [self._spec(slot) for slot in plan.slots]
+        if not all(ledger.fits_one_of(t.request, specs) for t in ledger.requests.values()):
+            return []  # an accepted request would have no place left
         self._stages.extend(stages(present, plan.slots))
         self.changes += 1
         return self.advance(ledger)
@@ -123,13 +133,16 @@ class Reconfiguration:
             return actions
         if not self._to_stop and not self._to_start:
             stage = self._stages.popleft()
-            self._to_stop, self._to_start = set(stage.stop), set(stage.start)
+            there = {instance.spec.slot for instance in ledger.instances.values()}
+            self._stage_stops = stage.stop
+            self._to_stop = {slot for slot in stage.stop if slot in there}
+            self._to_start = set(stage.start)
         for instance in ledger.instances.values():
             if instance.spec.slot in self._to_stop:
                 actions += _drain(instance, ledger)
         busy = {i.spec.slot for i in ledger.instances.values()} | self._rebuilding
         for slot in sorted(self._to_start - self._starting):
-            if not any(other is not None and _overlap(slot, other) for other in busy):
+            if not any(other is not None and slot.overlaps(other) for other in busy):
                 self._starting.add(slot)
                 spec = self._spec(slot)
                 actions.append(Rebuild(spec, 0.0, f"planned: TP {spec.tp_degree}"))
@@ -142,7 +155,22 @@ class Reconfiguration:
 
     def wants_gone(self, spec: InstanceSpec) -> bool:
         """Whether an instance that was lost is not to be formed again."""
-        return spec.slot in self._to_stop
+        later = any(spec.slot in stage.stop for stage in self._stages)
+        return later or spec.slot in self._to_stop
+
+    def give_up(self, spec: InstanceSpec) -> bool:
+        """A planned instance cannot be formed: go back to what was on its GPUs, and stop there.
+
+        False if the instance was not part of a plan.
+        """
+        slot = spec.slot
+        if slot is None or slot not in self._to_start:
+            return False
+        self._stages.clear()
+        self._to_start.discard(slot)
+        self._starting.discard(slot)
+        self._to_start |= {old for old in self._stage_stops if old.overlaps(slot)}
+        return True
 
     def rebuild(self, spec: InstanceSpec) -> None:
         """A lost instance is asked for again: its GPUs are taken until it comes up."""
@@ -160,7 +188,7 @@ class Reconfiguration:
         longest = max(prompt + output for prompt, output in classes)
         sizes = sorted({*SIZES, longest})
         return PlanProblem(
-            gpus_per_node=tuple(self._gpus[node] for node in sorted(self._gpus)),
+            gpus_per_node=tuple(self._gpus.get(node, 0) for node in range(max(self._gpus) + 1)),
             tp_degrees=self._config.tp_degrees,
             classes=tuple(
                 WorkloadClass(*key, margin * sum(slos) / len(slos), HEADROOM * len(slos) / span_s)
@@ -220,10 +248,6 @@ def slot_id(slot: Slot) -> InstanceId:
 def _present(ledger: Ledger) -> tuple[Slot, ...]:
     slots = (instance.spec.slot for instance in ledger.instances.values())
     return tuple(sorted(slot for slot in slots if slot is not None))
-
-
-def _overlap(one: Slot, other: Slot) -> bool:
-    return one.node == other.node and not set(one.gpus).isdisjoint(other.gpus)
 
 
 def _classes(

@@ -80,6 +80,14 @@ class ControlConfig:
         _check(self.plan_every_s > 0.0, "control.plan_every_s", "must be positive")
         for name in ("margin", "early_margin", "utilisation"):
             _check(0.0 < getattr(self, name) <= 1.0, f"control.{name}", "must be in (0, 1]")
+        grid = list(self.thresholds)
+        descends = bool(grid) and grid == sorted(set(grid), reverse=True)
+        _check(descends, "control.thresholds", "must descend, at least one")
+        degrees = list(self.tp_degrees)
+        ascends = bool(degrees) and degrees == sorted(set(degrees)) and degrees[0] >= 1
+        _check(ascends, "control.tp_degrees", "must ascend from at least 1")
+        known = self.queue in ("deadline", "fcfs_drop")
+        _check(known, "control.queue", "must be deadline or fcfs_drop")
         for threshold in self.thresholds:
             _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
 

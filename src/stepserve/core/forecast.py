@@ -1,5 +1,6 @@
 """Remaining steps as they were predicted, with the age of the prediction."""
 
+import itertools
 from typing import NamedTuple
 
 
@@ -19,3 +20,11 @@ class StepForecast(NamedTuple):
     def remaining(self, index: int, steps_run: int) -> float:
         """Steps left at ``thresholds[index]`` after ``steps_run`` steps; at least 1."""
         return max(1.0, self.steps[index] - (steps_run - self.at_steps))
+
+    def steps_at(self, threshold: float) -> float:
+        """Predicted steps at any threshold: linear between candidates, the nearest beyond."""
+        pairs = list(zip(self.thresholds, self.steps, strict=True))
+        for (high, most), (low, least) in itertools.pairwise(pairs):
+            if low <= threshold <= high:
+                return least + (most - least) * (threshold - low) / (high - low)
+        return pairs[0][1] if threshold > pairs[0][0] else pairs[-1][1]

@@ -34,6 +34,10 @@ class Slot:
         """Tensor-parallel degree of the instance."""
         return len(self.gpus)
 
+    def overlaps(self, other: "Slot") -> bool:
+        """Whether the two share a GPU."""
+        return self.node == other.node and not set(self.gpus).isdisjoint(other.gpus)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadClass:
@@ -158,15 +162,11 @@ def stages(present: tuple[Slot, ...], target: tuple[Slot, ...]) -> tuple[Stage, 
     start = set(target) - set(present)
     groups: list[set[Slot]] = []
     for slot in sorted(stop | start):
-        touched = [group for group in groups if any(_overlap(slot, other) for other in group)]
+        touched = [group for group in groups if any(slot.overlaps(other) for other in group)]
         groups = [group for group in groups if group not in touched]
         groups.append({slot}.union(*touched))
     ordered = sorted(groups, key=lambda group: min((s.node, s.gpus[0]) for s in group))
     return tuple(Stage(tuple(sorted(g & stop)), tuple(sorted(g & start))) for g in ordered)
-
-
-def _overlap(one: Slot, other: Slot) -> bool:
-    return one.node == other.node and not set(one.gpus).isdisjoint(other.gpus)
 
 
 def _tiles(gpus: int, degrees: tuple[int, ...]) -> bool:

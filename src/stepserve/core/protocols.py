@@ -8,7 +8,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec
 from stepserve.core.payload import Payload, SettledToken
-from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.request import FinishReason, OnMiss, Progress, Request
 from stepserve.core.resident import Resident, StepPace
 from stepserve.core.segment import Segment
 from stepserve.core.step import Batch, Step, StepOutcome
@@ -128,6 +128,12 @@ class Demand:
     heavy_tokens: int
     light_tokens: int
     least_s: float
+
+    @property
+    def can_be_lowered(self) -> bool:
+        """Whether a cap means anything to it: it has a deadline, and would rather keep that."""
+        slo = self.request.slo
+        return slo.e2e_s is not None and slo.on_miss is not OnMiss.BEST_EFFORT
 
     @property
     def tokens(self) -> tuple[float, ...]:

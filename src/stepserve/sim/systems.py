@@ -31,6 +31,8 @@ _PUBLISHED = System(
         resident_tokens=8192,
         margin=0.9,
         predict_every_tokens=8,
+        report_every_s=0.1,
+        migration_gain=0.0,
     ),
     predictor="boosted",
     learn_steps=False,

@@ -147,7 +147,7 @@ def test_a_lost_deadline_makes_way_for_one_that_can_be_met():
     cluster.arrive("late", e2e_s=1.0)
     cluster.arrive("in time", e2e_s=9.0)
     cluster.now_s = 2.0
-    (_, send) = cluster.tell(ended(segment))
+    send = cluster.tell(ended(segment))[1]
     assert send.event.request.id == "in time"
     (_, send) = cluster.tell(ended(send.event.segment))
     assert send.event.request.id == "late"

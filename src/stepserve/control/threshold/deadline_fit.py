@@ -19,18 +19,22 @@ class DeadlineFit:
 
     def pick(self, resident: Resident, pace: StepPace, now_s: float) -> float:
         """First candidate, from the cap downwards, whose remaining steps fit; else the lowest."""
-        request, forecast = resident.request, resident.forecast
-        slo = request.slo
+        request, slo = resident.request, resident.request.slo
         if slo.e2e_s is None or slo.on_miss is OnMiss.BEST_EFFORT:
-            return forecast.thresholds[0]
-        budget_s = request.arrival_s + self._margin * slo.e2e_s - now_s
-        cap, heavy_left, light_s = resident.cap, resident.heavy_left, pace.light_s
-        more_s = pace.heavy_s - light_s
-        run = resident.progress.steps - forecast.at_steps
-        for threshold, steps in zip(forecast.thresholds, forecast.steps, strict=True):
-            if threshold <= cap:
-                left = max(1.0, steps - run)  # StepForecast.remaining, without the call
-                heavy = heavy_left if heavy_left < left else left
-                if left * light_s + heavy * more_s <= budget_s:
-                    return threshold
-        return forecast.thresholds[-1]
+            return resident.forecast.thresholds[0]
+        return highest_fit(resident, pace, request.arrival_s + self._margin * slo.e2e_s - now_s)
+
+
+def highest_fit(resident: Resident, pace: StepPace, budget_s: float) -> float:
+    """The highest candidate under the cap whose predicted time fits; the lowest if none does."""
+    forecast = resident.forecast
+    cap, heavy_left, light_s = resident.cap, resident.heavy_left, pace.light_s
+    more_s = pace.heavy_s - light_s
+    run = resident.progress.steps - forecast.at_steps
+    for threshold, steps in zip(forecast.thresholds, forecast.steps, strict=True):
+        if threshold <= cap:
+            left = max(1.0, steps - run)  # StepForecast.remaining, without the call
+            heavy = heavy_left if heavy_left < left else left
+            if left * light_s + heavy * more_s <= budget_s:
+                return threshold
+    return forecast.thresholds[-1]

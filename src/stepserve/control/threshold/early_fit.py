@@ -10,6 +10,8 @@ comes back as higher thresholds.
 from stepserve.core.request import OnMiss
 from stepserve.core.resident import Resident, StepPace
 
+from .deadline_fit import highest_fit
+
 
 class EarlyFit:
     """Monotone in time left and pace, as ``deadline_fit`` is."""
@@ -21,21 +23,10 @@ class EarlyFit:
 
     def pick(self, resident: Resident, pace: StepPace, now_s: float) -> float:
         """First candidate, from the cap downwards, whose remaining steps fit; else the lowest."""
-        request, forecast = resident.request, resident.forecast
-        slo = request.slo
+        request, slo = resident.request, resident.request.slo
         if slo.e2e_s is None or slo.on_miss is OnMiss.BEST_EFFORT:
-            return forecast.thresholds[0]
+            return resident.forecast.thresholds[0]
         settled = resident.progress.settled - request.prompt_tokens
-        done = min(1.0, settled / forecast.output_tokens)
+        done = min(1.0, settled / resident.forecast.output_tokens)
         share = self._early + (self._late - self._early) * done
-        budget_s = request.arrival_s + share * slo.e2e_s - now_s
-        cap, heavy_left, light_s = resident.cap, resident.heavy_left, pace.light_s
-        more_s = pace.heavy_s - light_s
-        run = resident.progress.steps - forecast.at_steps
-        for threshold, steps in zip(forecast.thresholds, forecast.steps, strict=True):
-            if threshold <= cap:
-                left = max(1.0, steps - run)
-                heavy = heavy_left if heavy_left < left else left
-                if left * light_s + heavy * more_s <= budget_s:
-                    return threshold
-        return forecast.thresholds[-1]
+        return highest_fit(resident, pace, request.arrival_s + share * slo.e2e_s - now_s)

@@ -35,23 +35,32 @@ class HorizonCaps:
         self, demands: Sequence[Demand], specs: Sequence[InstanceSpec], now_s: float
     ) -> list[float]:
         """See ``CapPolicy.caps``. A request that is believed lost gets its lowest threshold."""
-        spec = specs[0]
+        spec = min(specs, key=lambda s: s.tp_degree)
         block = demands[0].request.diffusion.block_tokens
         rates = {s.tp_degree: tokens_per_s(self._cost, s, BATCH_TOKENS, block) for s in specs}
         instances = sum(rates[s.tp_degree] for s in specs) / rates[spec.tp_degree]
-        lost = [not possible(demand, self._margin, now_s) for demand in demands]
-        due = sorted(
-            (d.request.arrival_s + self._margin * d.request.slo.e2e_s - now_s, i)
-            for i, d in enumerate(demands)
-            if d.request.slo.e2e_s is not None
-        )
+        lost = [d.can_be_lowered and not possible(d, self._margin, now_s) for d in demands]
+        left_s = [
+            None
+            if (slo_s := d.request.slo.e2e_s) is None
+            else d.request.arrival_s + self._margin * slo_s - now_s
+            for d in demands
+        ]
+        last_s = max((s for s in left_s if s is not None), default=0.0)
+        # whoever has no deadline is served beside the others: due with the last of them
+        due = sorted((last_s if s is None else s, i) for i, s in enumerate(left_s))
         seconds = self._seconds(demands, spec)
         supply = self._utilisation * instances
         most = max(len(demand.thresholds) for demand in demands)
+        lost = [
+            is_lost and demand.can_be_lowered for is_lost, demand in zip(lost, demands, strict=True)
+        ]
         fits = (k for k in range(most) if _fits(seconds, due, lost, k, supply))
         level = next(fits, most - 1)
         return [
             d.thresholds[-1 if lost[i] else min(level, len(d.thresholds) - 1)]
+            if d.can_be_lowered
+            else d.thresholds[0]
             for i, d in enumerate(demands)
         ]
 
@@ -65,7 +74,8 @@ class HorizonCaps:
                 units[sizes] = self._unit(*sizes, spec)
             heavy_s, light_s = units[sizes]
             pairs = zip(demand.heavy, demand.light, strict=True)
-            rows.append(tuple(h * heavy_s + n * light_s for h, n in pairs))
+            seconds = tuple(h * heavy_s + n * light_s for h, n in pairs)
+            rows.append(seconds if demand.can_be_lowered else seconds[:1])
         return rows
 
     def _unit(

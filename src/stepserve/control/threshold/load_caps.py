@@ -3,8 +3,8 @@
 Source: DiLaServe, dilaserve.md B6: demand and supply in tokens; the most advanced requests are
 served first, each reserving the minimum of those behind it. Deviations: the deadline horizon is
 the mean of the requests' own SLOs, which is B6's one SLO where all are equal (``horizon_caps``
-treats unequal ones properly, C4); a request without a deadline is never lowered, and reserved
-for in full.
+treats unequal ones properly, C4); a request that is not to be lowered (without a deadline, or
+``best_effort``) is reserved for in full.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class LoadCaps:
         order = sorted(range(len(demands)), key=lambda i: -demands[i].done)  # stable: by arrival
         tokens = [demand.tokens for demand in demands]
         least = [
-            row[-1 if demand.request.slo.e2e_s is not None else 0]
+            row[-1 if demand.can_be_lowered else 0]
             for demand, row in zip(demands, tokens, strict=True)
         ]
         rest = sum(least)
@@ -77,7 +77,7 @@ class LoadCaps:
 
     def _level(self, demand: Demand, tokens: tuple[float, ...], room: float, now_s: float) -> int:
         """Index of the highest threshold whose demand fits in the room; the last if none does."""
-        if demand.request.slo.e2e_s is None:
+        if not demand.can_be_lowered:
             return 0
         last = len(tokens) - 1
         if not possible(demand, self._margin, now_s):
