@@ -70,7 +70,7 @@ def make_load(setting: Setting, system: System, point: Point) -> BundledLoad:
     torch.set_num_threads(1)
     loaded = load_model(BUNDLED_MODEL)
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-    problems = held_out_problems(setting.requests, point.seed)
+    problems = held_out_problems(setting.requests_at(point.rate_per_gpu_per_s), point.seed)
     cv = 0.0 if setting.arrivals == "constant" else 1.0
     curve = RateCurve.constant(point.rate_per_gpu_per_s * setting.gpus)
     arrivals = renewal(curve, cv, np.random.default_rng(point.seed), requests=len(problems))

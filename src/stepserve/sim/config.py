@@ -90,6 +90,7 @@ class System:
 class Setting:
     """What all systems of an experiment have in common, and what is swept.
 
+    ``requests``: of each run; or, if given, those of ``duration_s`` at its rate.
     ``hardware`` is by default that of the published runs. ``nodes``: GPUs of each; all
     instances begin at ``tp_degree``. ``arrivals``: poisson,
     constant, or ``burstgpt`` (the published curve of 24 windows of ``window_s``, which then
@@ -107,6 +108,7 @@ class Setting:
     cache_mode: str = "dual"
     block_tokens: int = 32
     requests: int = 1000
+    duration_s: float = 0.0
     arrivals: str = "poisson"
     rates_per_gpu_per_s: tuple[float, ...] = (1.5,)
     slo_multiples: tuple[float, ...] = (5.0,)
@@ -125,7 +127,7 @@ class Setting:
         for name in ("requests", "block_tokens", "tp_degree"):
             if getattr(self, name) < 1:
                 raise FieldError(name, "must be at least 1")
-        for name in ("base_s", "timeline_s"):
+        for name in ("base_s", "timeline_s", "duration_s"):
             if getattr(self, name) < 0.0:
                 raise FieldError(name, "must not be negative")
         for name in ("nodes", "rates_per_gpu_per_s", "slo_multiples", "seeds"):
@@ -136,6 +138,12 @@ class Setting:
                 raise FieldError(name, "must be positive")
         if any(gpus % self.tp_degree for gpus in self.nodes):
             raise FieldError("tp_degree", "must divide the GPUs of every node")
+
+    def requests_at(self, rate_per_gpu_per_s: float) -> int:
+        """How many requests a run at this rate has."""
+        if not self.duration_s:
+            return self.requests
+        return max(1, round(rate_per_gpu_per_s * self.gpus * self.duration_s))
 
     @property
     def gpus(self) -> int:

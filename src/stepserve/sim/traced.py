@@ -69,7 +69,8 @@ def make_load(setting: Setting, system: System, point: Point) -> TracedLoad:
         drawn = two_hours(setting.dataset, rate_per_s, point.seed, setting.window_s)
     else:
         cv = 0.0 if setting.arrivals == "constant" else 1.0
-        drawn = poisson(setting.dataset, rate_per_s, setting.requests, point.seed, cv)
+        requests = setting.requests_at(point.rate_per_gpu_per_s)
+        drawn = poisson(setting.dataset, rate_per_s, requests, point.seed, cv)
     run = published_run(setting.model, setting.dataset)
     e2e_s = (setting.base_s or run.base_s) * point.slo_multiple
     ends = {r.index: r.answer_tokens for r in drawn} if setting.early_stop else {}
