@@ -8,7 +8,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceReport, InstanceSpec, ResidentReport
 from stepserve.core.plan import Slot
-from stepserve.core.request import SLO, DiffusionOptions, Family, Progress, Request
+from stepserve.core.request import SLO, DiffusionOptions, Family, Progress, Request, ThresholdBounds
 from stepserve.cost.step_table import StepProfile, StepTable
 
 SIZES = (64, 128, 256, 512, 1024, 4096)
@@ -18,11 +18,11 @@ PROFILE = StepProfile(SIZES, tuple(size * 3e-5 for size in SIZES), "made up")
 def slot_spec(*gpus, node=0):
     """An instance on GPUs of a node."""
     name = InstanceId(f"node{node}-gpu{'.'.join(map(str, gpus))}")
-    return InstanceSpec(name, len(gpus), 1000, 16, 8, Slot(node, tuple(gpus)))
+    return InstanceSpec(name, len(gpus), 1000 * len(gpus), 16, 8, Slot(node, tuple(gpus)))
 
 
-def request(name, *, prompt=20, output=48, arrival_s=0.0, e2e_s=10.0):
-    options = DiffusionOptions(block_tokens=16)
+def request(name, *, prompt=20, output=48, arrival_s=0.0, e2e_s=10.0, floor=0.5):
+    options = DiffusionOptions(ThresholdBounds(0.9, floor), block_tokens=16)
     slo = SLO(e2e_s=e2e_s)
     return Request(RequestId(name), Family.DIFFUSION, "m", prompt, output, arrival_s, slo, options)
 

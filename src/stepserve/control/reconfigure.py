@@ -169,6 +169,7 @@ class Reconfiguration:
         self._stages.clear()
         self._to_start.discard(slot)
         self._starting.discard(slot)
+        self._rebuilding.discard(slot)
         self._to_start |= {old for old in self._stage_stops if old.overlaps(slot)}
         return True
 

@@ -27,7 +27,7 @@ from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import Planner, Slot
 from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import CacheMode, Family, RefreshScope
-from stepserve.cost.boosted_steps import BoostedSteps, StepModel
+from stepserve.cost.boosted_steps import HEALING_RATE, BoostedSteps, StepModel
 from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
 from stepserve.cost.step_log import StepLog
 from stepserve.cost.step_table import StepProfile, StepTable
@@ -127,7 +127,7 @@ def step_predictor(config: ServeConfig) -> StepPredictor:
     folder = model_folder(config.model)
     trained = folder / "step_predictor.txt"
     if config.predictor == "boosted" or (config.predictor == "auto" and trained.is_file()):
-        return BoostedSteps(StepModel.load(trained))
+        return BoostedSteps(StepModel.load(trained), HEALING_RATE)
     path = folder / "yields.json"
     return MeanYield(Yields.load(path) if path.is_file() else PUBLISHED)
 

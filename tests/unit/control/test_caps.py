@@ -9,7 +9,7 @@ from stepserve.control.threshold.load_caps import LoadCaps, tokens_per_s
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import Demand
-from stepserve.core.request import SLO, Family, Request
+from stepserve.core.request import SLO, Family, OnMiss, Request
 from stepserve.cost.step_table import StepProfile, StepTable
 
 SIZES = (32, 160, 1536, 7680, 8192)
@@ -19,10 +19,11 @@ SPECS = [InstanceSpec(InstanceId("i0"), 1, 4096, 16, 32)]
 THRESHOLDS = (0.9, 0.7, 0.5)
 
 
-def demand(name, tokens, *, done=0.0, arrival_s=0.0, e2e_s=10.0, least_s=0.0):
-    request = Request(
-        RequestId(name), Family.DIFFUSION, "m", 1000, 256, arrival_s, SLO(e2e_s=e2e_s)
-    )
+def demand(
+    name, tokens, *, done=0.0, arrival_s=0.0, e2e_s=10.0, least_s=0.0, on_miss=OnMiss.DEGRADE
+):
+    slo = SLO(e2e_s=e2e_s, on_miss=on_miss)
+    request = Request(RequestId(name), Family.DIFFUSION, "m", 1000, 256, arrival_s, slo)
     light = tuple(count / 32 for count in tokens)
     return Demand(request, done, THRESHOLDS, (0.0,) * 3, light, 1256, 32, least_s)
 
@@ -54,6 +55,18 @@ def test_the_most_advanced_is_served_first_and_the_others_minimum_is_reserved():
     tokens = (5.9 * share, 5.0 * share, 4.0 * share)
     young, old = demand("young", tokens, done=0.1), demand("old", tokens, done=0.8)
     assert load_caps().caps([young, old], SPECS, 0.0) == [0.5, 0.9]
+
+
+@pytest.mark.parametrize("policy", [load_caps(), horizon_caps()])
+def test_who_is_not_to_be_lowered_counts_in_full(policy):
+    """The others pay: one of them would fit alone."""
+    tokens = (0.6 * SUPPLY, 0.3 * SUPPLY, 0.1 * SUPPLY)
+    firm = demand("firm", tokens, on_miss=OnMiss.BEST_EFFORT)
+    undated = demand("undated", tokens, e2e_s=None)
+    assert policy.caps([demand("alone", tokens)], SPECS, 0.0) == [0.9]
+    for other in (firm, undated):
+        assert policy.caps([other, demand("r", tokens)], SPECS, 0.0)[0] == 0.9
+        assert policy.caps([other, demand("r", tokens)], SPECS, 0.0)[1] < 0.9
 
 
 SECOND = 32 * 32 / 0.0437

@@ -17,10 +17,10 @@ from support.scripted_cluster import ScriptedCluster, sent, slot_spec
 ONE, TWO = slot_spec(0), slot_spec(1)
 
 
-def crowded(**config):
-    """Four requests on one instance, and a second, empty one that came up later."""
+def crowded(requests=4, **config):
+    """Requests on one instance, and a second, empty one that came up later."""
     cluster = ScriptedCluster(ONE, **config)
-    for index in range(4):
+    for index in range(requests):
         cluster.arrive(f"r{index}")
     cluster.tell(InstanceUp(TWO))
     return cluster
@@ -42,6 +42,13 @@ def test_a_resident_of_a_crowded_instance_is_asked_to_go_on_at_its_cut():
     ((to, placed),) = sent(cluster.tell(ended), SegmentPlaced)
     assert (to, placed.segment.index, placed.segment.start) == (TWO.id, 1, 36)
     assert pages_free(cluster, TWO) == before, "the reservation became the placement"
+
+
+def test_those_already_asked_do_not_count_as_load():
+    """Three of six go; then both hold three, whether or not anybody has left yet."""
+    cluster = crowded(6)
+    asked = [sent(cluster.report(ONE.id, settled=30), SegmentReleased) for _ in range(5)]
+    assert [len(rows) for rows in asked] == [1, 1, 1, 0, 0]
 
 
 def test_balanced_instances_and_no_policy_ask_nobody():

@@ -1,5 +1,6 @@
 """Carrying out a plan: drain, stop, form anew; stage by stage; whatever is lost meanwhile."""
 
+from stepserve.control.global_scheduler import MAX_LOSSES
 from stepserve.core.actions import Rebuild, SolvePlan, Stop
 from stepserve.core.events import (
     InstanceLost,
@@ -97,6 +98,57 @@ def test_a_new_instance_that_fails_to_come_up_is_tried_again():
     assert again.spec == start.spec
     c.tell(InstanceUp(again.spec))
     assert PAIR.id in c.scheduler.ledger.instances
+
+
+def test_a_new_instance_that_never_comes_up_gives_its_gpus_back():
+    c = cluster()
+    c.tell(plan(PAIR, OTHER_PAIR))
+    c.tell(InstanceStopped(SPECS[0]))
+    (start,) = of(c.tell(InstanceStopped(SPECS[1])), Rebuild)
+    asked = []
+    for _ in range(MAX_LOSSES + 1):
+        asked += [a.spec.id for a in of(c.tell(InstanceLost(start.spec, ())), Rebuild)]
+    assert set(asked[:-2]) == {PAIR.id}
+    assert set(asked[-2:]) == {SPECS[0].id, SPECS[1].id}, "what was there before"
+    for spec in SPECS[:2]:
+        c.tell(InstanceUp(spec))
+    assert set(c.scheduler.ledger.instances) == {s.id for s in SPECS}, "and no later stage"
+
+
+def test_an_instance_lost_before_its_stage_is_not_formed_again():
+    c = cluster()
+    c.tell(plan(PAIR, OTHER_PAIR))
+    assert not of(c.tell(InstanceLost(SPECS[3], ())), Rebuild)
+    c.tell(InstanceStopped(SPECS[0]))
+    (start,) = of(c.tell(InstanceStopped(SPECS[1])), Rebuild)
+    actions = c.tell(InstanceUp(start.spec))
+    assert [a.spec.id for a in of(actions, Stop)] == [SPECS[2].id]
+    assert of(c.tell(InstanceStopped(SPECS[2])), Rebuild)
+
+
+def test_a_plan_that_leaves_a_request_without_a_place_is_dropped():
+    big = slot_spec(0, 1)
+    c = ScriptedCluster(big, slot_spec(2), planner="greedy", plan_every_s=10.0)
+    c.arrive("large", prompt=1000 * 16)
+    assert not c.tell(plan(slot_spec(0), slot_spec(1), slot_spec(2)))
+
+
+def test_requests_with_other_candidates_count_for_the_plan():
+    c = cluster()
+    c.arrive("first")
+    c.now_s = 10.0
+    c.arrive("floor", floor=0.6)
+    c.tell(plan(*SPECS))
+    c.now_s = 20.0
+    (asked,) = of(c.arrive("late"), SolvePlan)
+    assert len(asked.problem.tokens_per_step) == len(asked.problem.thresholds)
+
+
+def test_a_cluster_seen_in_part_is_not_planned_for():
+    c = ScriptedCluster(slot_spec(0), slot_spec(0, node=2), planner="greedy", plan_every_s=10.0)
+    c.arrive("r")
+    c.now_s = 10.0
+    assert not of(c.arrive("s"), SolvePlan)
 
 
 def test_a_plan_for_gpus_nobody_has_seen_is_dropped():

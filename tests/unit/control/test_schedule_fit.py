@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.control.threshold.at_cap import AtCap
+from stepserve.control.threshold.early_fit import EarlyFit
 from stepserve.control.threshold.schedule_fit import ScheduleFit, schedules
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
@@ -64,6 +65,16 @@ def test_worked_example():
     middle = [pick(e2e_s=ms / 1e3, settled=80) for ms in (60.1, 52.6, 45.1)]
     assert middle == [0.9, 0.7, 0.5]
     assert [pick(e2e_s=ms / 1e3, settled=200) for ms in (60.1, 45.1, 30.1)] == [0.9, 0.7, 0.5]
+
+
+def test_early_fit_is_careful_early_and_exact_late():
+    """60 steps of a millisecond: half of 100 ms is too little at the start, all of it at the end
+    plenty."""
+    policy = EarlyFit(early=0.5, late=1.0)
+    assert pick(policy=policy, e2e_s=0.1) == 0.7
+    assert pick(policy=policy, e2e_s=0.1, settled=120) == 0.9
+    assert pick(policy=policy, e2e_s=None) == 0.9
+    assert pick(policy=policy, e2e_s=0.01, on_miss=OnMiss.BEST_EFFORT) == 0.9
 
 
 def test_the_cap_bounds_the_present_third():
