@@ -30,10 +30,12 @@ def request(name, *, prompt=20, output=48, arrival_s=0.0, e2e_s=10.0, floor=0.5)
 class ScriptedCluster:
     """Returns the actions of each event, those of the answered forecasts included."""
 
-    def __init__(self, *specs, **config):
+    profile = PROFILE
+
+    def __init__(self, *specs, now_s=0.0, **config):
         config = ControlConfig(tp_degrees=(1, 2), **config)
-        self.scheduler = assemble_global(config, StepTable(dict.fromkeys((1, 2), PROFILE)))
-        self.now_s = 0.0
+        self.scheduler = assemble_global(config, StepTable(dict.fromkeys((1, 2), self.profile)))
+        self.now_s = now_s
         for spec in specs:
             self.tell(InstanceUp(spec))
 

@@ -1,48 +1,29 @@
 """Event sequences that random worlds would seldom hit, one by one."""
 
-from stepserve.control.assemble import assemble_global
 from stepserve.control.global_scheduler import MAX_LOSSES
-from stepserve.core.actions import Finish, Predict, Rebuild, Reject, Send
-from stepserve.core.config import ControlConfig
+from stepserve.core.actions import Finish, Rebuild, Reject, Send
 from stepserve.core.events import (
     InstanceLost,
     InstanceReported,
     InstanceUp,
-    Predicted,
     RequestArrived,
     RequestCancelled,
     SegmentEnded,
     SegmentPlaced,
     SegmentReleased,
 )
-from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceReport
 from stepserve.core.request import CacheMode, FinishReason, OnMiss, Progress
 from stepserve.core.segment import ReleasePoint, SegmentEnd
-from stepserve.cost.step_table import StepTable
+from support.scripted_cluster import ScriptedCluster
 from support.toy_world import PROFILE, make_request, make_spec
 
 
-class Cluster:
-    """A global scheduler whose forecasts are answered at once; keeps what it sends."""
+class Cluster(ScriptedCluster):
+    """Arrivals with every option of a toy request."""
 
-    def __init__(self, *specs, now_s=0.0, **config):
-        self.scheduler = assemble_global(ControlConfig(**config), StepTable({1: PROFILE}))
-        self.now_s = now_s
-        for spec in specs:
-            self.tell(InstanceUp(spec))
-
-    def tell(self, event):
-        actions = []
-        for action in self.scheduler.handle(self.now_s, event):
-            if isinstance(action, Predict):
-                steps = tuple(float(20 - i) for i in range(len(action.thresholds)))
-                forecast = StepForecast(action.thresholds, steps, 40.0, action.progress.steps)
-                actions += self.tell(Predicted(action.request.id, forecast))
-            else:
-                actions.append(action)
-        return actions
+    profile = PROFILE
 
     def arrive(self, name, **options):
         return self.tell(RequestArrived(make_request(name, arrival_s=self.now_s, **options)))
