@@ -36,6 +36,9 @@ from stepserve.sim.run import (
 from stepserve.sim.systems import SYSTEMS
 from stepserve.sim.world import Learn
 
+TABLE_WIDTH = 150
+"""Narrower terminals wrap: better than columns cut until they cannot be told apart."""
+
 COLUMNS = {
     "system": "",
     "rate_per_gpu_per_s": "{:g}",
@@ -78,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in (args.out, args.log_steps, args.events):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    console = Console(width=max(TABLE_WIDTH, Console().width))
     one = functools.partial(
         _run_one, experiment, _predictor(experiment), args.log_steps, args.events
     )
