@@ -16,7 +16,15 @@ from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.plan import ClusterPlan, PlanProblem, Slot, Stage, WorkloadClass, stages
+from stepserve.core.plan import (
+    BATCH_SIZES,
+    ClusterPlan,
+    PlanProblem,
+    Slot,
+    Stage,
+    WorkloadClass,
+    stages,
+)
 from stepserve.core.protocols import CostModel
 from stepserve.core.request import Request
 from stepserve.core.segment import ReleasePoint
@@ -31,9 +39,6 @@ LENGTH_STEP = 256
 of it: a solver's time grows with the classes, so there are at most ``MOST_CLASSES`` (ours)."""
 
 MOST_CLASSES = 8
-
-SIZES = (32, 64, 128, 160, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Batch sizes that the planner chooses from (C7)."""
 
 
 @dataclass(slots=True)
@@ -187,7 +192,7 @@ class Reconfiguration:
         span_s = now_s - window.since_s
         margin, classes = self._config.margin, _classes(window.slos_s, LENGTH_STEP)
         longest = max(prompt + output for prompt, output in classes)
-        sizes = sorted({*SIZES, longest})
+        sizes = sorted({*BATCH_SIZES, longest})
         return PlanProblem(
             gpus_per_node=tuple(self._gpus.get(node, 0) for node in range(max(self._gpus) + 1)),
             tp_degrees=self._config.tp_degrees,

@@ -14,6 +14,9 @@ from typing import Protocol
 from stepserve.core.errors import FieldError
 from stepserve.core.request import CacheMode
 
+BATCH_SIZES = (32, 64, 128, 160, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+"""Tokens of the batches that a plan chooses from (dilaserve.md C7)."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:

@@ -106,14 +106,3 @@ def accuracy_proxy(
         raise FieldError("losses", "needs one loss per third of the output")
     share = sum(w * lost for w, lost in zip(STAGE_WEIGHTS, losses, strict=True))
     return max(0.0, base_accuracy(model, dataset) * (1.0 - share) - points_lost / 100.0)
-
-
-def accuracy_proxy_mean(
-    model: str, dataset: str, mean_threshold: float, points_lost: float = 0.0
-) -> float:
-    """The plain variant by mean threshold alone (dilaserve.md C9.6), blind to stages.
-
-    Kinder than ``accuracy_proxy`` to mixed thresholds: the curve bends.
-    """
-    kept = 1.0 - loss(mean_threshold)
-    return max(0.0, base_accuracy(model, dataset) * kept - points_lost / 100.0)

@@ -7,7 +7,6 @@ from stepserve.sim.quality import (
     STAGE_WEIGHTS,
     StageUse,
     accuracy_proxy,
-    accuracy_proxy_mean,
     base_accuracy,
     loss,
 )
@@ -32,14 +31,11 @@ def relative(threshold_of_third):
 def test_a_higher_threshold_never_lowers_the_proxy(used, third, more):
     raised = [t + more if i == third else t for i, t in enumerate(used)]
     assert relative(raised) >= relative(used)
-    assert accuracy_proxy_mean(*GSM8K, used[0] + more) >= accuracy_proxy_mean(*GSM8K, used[0])
 
 
 def test_fixed_thresholds_lose_what_was_published():
     for threshold, points in {0.9: 78.6, 0.8: 78.6, 0.7: 77.0, 0.6: 71.7, 0.5: 65.9}.items():
         assert relative([threshold] * 3) == pytest.approx(points / 78.6)
-        mean = accuracy_proxy_mean(*GSM8K, threshold) / base_accuracy(*GSM8K)
-        assert mean == pytest.approx(points / 78.6)
 
 
 def test_mixing_loses_what_was_published():

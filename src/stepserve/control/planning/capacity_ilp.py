@@ -24,15 +24,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepserve.core.plan import PlanProblem
+from stepserve.core.plan import BATCH_SIZES, PlanProblem
 from stepserve.core.request import CacheMode
 
 from .highs_ilp import UNBOUNDED, Expression, Model, value
 from .layouts import partitions
 from .steps import block_count, light_tokens, step_s, yields
-
-BATCH_TOKENS = (32, 64, 128, 160, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Batch sizes to choose from (C7): enough of the 256 profiled ones."""
 
 _TOLERANCE = 1e-6
 
@@ -72,7 +69,7 @@ class CapacityIlp:
     """``gap`` and ``time_limit_s`` hold for each of the three solves (B1: 1 %, 20 s)."""
 
     split: StepSplit = StepSplit.CORRECTED
-    batch_tokens: tuple[int, ...] = BATCH_TOKENS
+    batch_tokens: tuple[int, ...] = BATCH_SIZES
     gap: float = 0.01
     time_limit_s: float = 20.0
 
