@@ -13,6 +13,7 @@ from stepserve.core.protocols import (
     CostModel,
     MigrationPolicy,
     PlacementPolicy,
+    RefreshPolicy,
     StepProgram,
     ThresholdPolicy,
 )
@@ -28,6 +29,7 @@ from .placement.step_completion import StepCompletion
 from .planning.greedy import GreedyPlanner
 from .planning.two_stage import TwoStagePlanner
 from .programs.diffusion import DiffusionProgram
+from .refresh.when_slack import WhenSlack
 from .threshold.at_cap import AtCap
 from .threshold.deadline_fit import DeadlineFit
 from .threshold.early_fit import EarlyFit
@@ -58,6 +60,7 @@ def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -
         program,
         _batching(config, cost),
         _threshold(config),
+        _refresh(config, program, cost),
         cost,
         config.predict_every_tokens,
         config.report_every_s,
@@ -136,6 +139,17 @@ def _threshold(config: ControlConfig) -> ThresholdPolicy:
             return AtCap()
     known = "fixed, deadline_fit, early_fit, schedule_fit, at_cap"
     raise _unknown("threshold", config.threshold, known)
+
+
+def _refresh(config: ControlConfig, program: StepProgram, cost: CostModel) -> RefreshPolicy | None:
+    match config.refresh:
+        case "as_asked":
+            return None
+        case "when_slack":
+            return WhenSlack(
+                program, cost, margin=config.refresh_margin, heavy_tokens=config.heavy_tokens
+            )
+    raise _unknown("refresh", config.refresh, "as_asked, when_slack")
 
 
 def _unknown(field: str, value: str, known: str) -> FieldError:

@@ -20,7 +20,13 @@ from stepserve.core.events import (
 )
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceReport, InstanceSpec, ResidentReport
-from stepserve.core.protocols import BatchingPolicy, CostModel, StepProgram, ThresholdPolicy
+from stepserve.core.protocols import (
+    BatchingPolicy,
+    CostModel,
+    RefreshPolicy,
+    StepProgram,
+    ThresholdPolicy,
+)
 from stepserve.core.resident import Resident
 from stepserve.core.segment import ReleasePoint, SegmentEnd
 from stepserve.core.step import Batch
@@ -37,6 +43,7 @@ class LocalScheduler:
         program: StepProgram,
         batching: BatchingPolicy,
         threshold: ThresholdPolicy,
+        refresh: RefreshPolicy | None,
         cost: CostModel,
         predict_every_tokens: int,
         report_every_s: float,
@@ -45,6 +52,7 @@ class LocalScheduler:
         self._program = program
         self._batching = batching
         self._threshold = threshold
+        self._refresh = refresh
         self._cost = cost
         self._predict_every_tokens = predict_every_tokens
         self._report_every_s = report_every_s
@@ -203,6 +211,8 @@ class LocalScheduler:
             for r in residents
         ]
         steps = self._batching.compose(candidates, self.spec, now_s)
+        if self._refresh is not None:
+            steps = self._refresh.upgrade(self.residents, steps, pace, self.spec, now_s)
         if len(steps) == len(residents):
             for resident in residents:
                 resident.skipped = 0

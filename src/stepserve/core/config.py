@@ -34,7 +34,9 @@ class ControlConfig:
     """Policies by name, and their numbers.
 
     ``margin``: share of a deadline that the threshold choice plans against (dilaserve.md B1:
-    0.9); ``early_margin``: the same at the start of a request, for ``early_fit``.
+    0.9); ``early_margin``: the same at the start of a request, for ``early_fit``;
+    ``refresh_margin``: the share that must suffice for everybody where ``when_slack`` refreshes
+    more than was asked.
     ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for fewer.
     ``starvation_batches``: a resident left out that often goes first.
     ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
@@ -54,9 +56,11 @@ class ControlConfig:
     migration: str = "recompute_step"
     planner: str = "none"
     queue: str = "deadline"
+    refresh: str = "as_asked"
     thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
     margin: float = 0.9
     early_margin: float = 0.75
+    refresh_margin: float = 0.6
     queue_limit: int = 256
     admitted_limit: int = 0
     resident_tokens: int = 0
@@ -78,7 +82,7 @@ class ControlConfig:
             _check(getattr(self, name) >= 0, f"control.{name}", "must not be negative")
         _check(self.caps_every_s >= 0.0, "control.caps_every_s", "must not be negative")
         _check(self.plan_every_s > 0.0, "control.plan_every_s", "must be positive")
-        for name in ("margin", "early_margin", "utilisation"):
+        for name in ("margin", "early_margin", "refresh_margin", "utilisation"):
             _check(0.0 < getattr(self, name) <= 1.0, f"control.{name}", "must be in (0, 1]")
         grid = list(self.thresholds)
         descends = bool(grid) and grid == sorted(set(grid), reverse=True)

@@ -35,6 +35,10 @@ class StepProgram(Protocol):
         """The step that is due. Without state on the instance it must rebuild it (heavy)."""
         ...
 
+    def fuller_step(self, request: Request, progress: Progress, step: Step) -> Step | None:
+        """A better heavy step that may stand in for the due ``step``, if there is one."""
+        ...
+
     def tokens_to_cut(self, request: Request, progress: Progress) -> int:
         """Tokens to settle until the request may go on elsewhere at no extra work; 0: now."""
         ...
@@ -171,6 +175,21 @@ class ThresholdPolicy(Protocol):
 
     def pick(self, resident: Resident, pace: StepPace, now_s: float) -> float:
         """One of ``resident.forecast.thresholds``, none above ``resident.cap`` if possible."""
+        ...
+
+
+class RefreshPolicy(Protocol):
+    """Chooses where keys and values are computed anew although less was asked."""
+
+    def upgrade(
+        self,
+        residents: Mapping[RequestId, Resident],
+        steps: tuple[Step, ...],
+        pace: StepPace,
+        spec: InstanceSpec,
+        now_s: float,
+    ) -> tuple[Step, ...]:
+        """The steps of the batch, some in place of cheaper ones of the same requests."""
         ...
 
 

@@ -7,6 +7,14 @@ from stepserve.core.request import Progress, Request
 from stepserve.core.segment import ReleasePoint, Segment
 
 
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """Seconds that one more heavy and one more light step of a request are expected to take."""
+
+    heavy_s: float
+    light_s: float
+
+
 @dataclass(slots=True)
 class Resident:
     """The local scheduler's record of one request it holds.
@@ -29,10 +37,8 @@ class Resident:
     skipped: int = 0  # batches composed without it since it last ran
     release: ReleasePoint | None = None  # asked to leave, and when
 
-
-@dataclass(frozen=True, slots=True)
-class StepPace:
-    """Seconds that one more heavy and one more light step of a request are expected to take."""
-
-    heavy_s: float
-    light_s: float
+    def time_left_s(self, index: int, pace: StepPace) -> float:
+        """Predicted seconds to its end at the ``index``-th candidate threshold."""
+        steps = self.forecast.remaining(index, self.progress.steps)
+        heavy = min(self.heavy_left, steps)
+        return steps * pace.light_s + heavy * (pace.heavy_s - pace.light_s)

@@ -47,6 +47,12 @@ def mean_threshold(records: Sequence[Record]) -> float | None:
     return sum(r.use.mean_threshold * r.tokens for r in records) / tokens if tokens else None
 
 
+def _skipped(done: Sequence[Record]) -> Row:
+    """Of the refreshes that request options let go, the share that was; where there are any."""
+    cheap = sum(r.cheap_openings for r in done)
+    return {"skipped_share": sum(r.skipped for r in done) / cheap} if cheap else {}
+
+
 def summary(world: World, layout_changes: int) -> Row:
     """The measured part of a row. Latencies are of whole answers; ``None`` without any."""
     records = list(world.records.values())
@@ -66,6 +72,7 @@ def summary(world: World, layout_changes: int) -> Row:
         "goodput_requests_per_s": sum(map(met, records)) * per_s,
         "steps": sum(r.progress.steps for r in done if r.progress) / len(done) if done else None,
         "refreshes": sum(r.refreshes for r in done) / len(done) if done else None,
+        **_skipped(done),
         "migrations": sum(r.releases for r in done),
         "layout_changes": layout_changes,
         "losses": world.losses,

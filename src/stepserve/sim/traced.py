@@ -54,12 +54,16 @@ class TracedLoad:
             return None
         try:
             values = [
-                accuracy_proxy(self.model, self.dataset, r.use.losses, self.points_lost)
+                accuracy_proxy(self.model, self.dataset, r.use.losses, self._points_lost(r))
                 for r in done
             ]
         except FieldError:
             return None
         return sum(values) / len(values)
+
+    def _points_lost(self, record: Record) -> float:
+        """The price of the system's refresh options, for the refreshes left out (a proxy)."""
+        return self.points_lost * record.skipped / max(1, record.cheap_openings)
 
 
 def make_load(setting: Setting, system: System, point: Point) -> TracedLoad:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from stepserve.core.denoising import canvas_tokens, due_step
 from stepserve.core.request import CacheMode, Progress, RefreshScope, Request
-from stepserve.core.step import Step, StepOutcome
+from stepserve.core.step import Step, StepKind, StepOutcome
 
 
 class DiffusionProgram:
@@ -40,6 +40,13 @@ class DiffusionProgram:
     ) -> Step:
         """Recompute without a cache, without state, or where a block's refresh is due."""
         return due_step(request, progress.settled - request.prompt_tokens, has_state, threshold)
+
+    def fuller_step(self, request: Request, progress: Progress, step: Step) -> Step | None:
+        """The whole sequence, where a block opens with less (dilaserve.md Part E 3)."""
+        inside = (progress.settled - request.prompt_tokens) % request.diffusion.block_tokens
+        if inside or step.query_tokens == step.context_tokens:
+            return None
+        return step._replace(kind=StepKind.RECOMPUTE, query_tokens=step.context_tokens)
 
     def tokens_to_cut(self, request: Request, progress: Progress) -> int:
         """To the next recompute step; 0 without a cache (dilaserve.md A2.5, C8)."""

@@ -1,0 +1,1 @@
+"""Refresh policies, one a file."""

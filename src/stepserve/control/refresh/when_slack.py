@@ -1,0 +1,80 @@
+"""Keys and values are computed anew where a block opens, while everybody can wait for it.
+
+A request's refresh options (every n-th block, the output alone) are what it may be given, not
+what it must: they cost quality (docs/bundled-model.md), so they are made use of only when
+deadlines ask for it (ours; dilaserve.md Part E 3). The order of giving quality up: refreshes
+first, thresholds after.
+"""
+
+import math
+from collections.abc import Mapping
+
+from stepserve.core.ids import RequestId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.protocols import CostModel, StepProgram
+from stepserve.core.request import OnMiss
+from stepserve.core.resident import Resident, StepPace
+from stepserve.core.step import Step
+
+
+class WhenSlack:
+    """Upgrades steps of a composed batch; it never makes one wait for that.
+
+    Slack is what a share of a resident's deadline leaves once it has run at its preferred
+    threshold, with the refreshes it asked for, at the expected pace. What an upgrade adds to the
+    batch must fit into the least slack on the instance: then nobody lowers a threshold for it.
+    A lost deadline is nobody's limit. Nothing is upgraded where every place is taken (somebody
+    may be waiting for one), nor of a resident whose threshold load control has lowered.
+    """
+
+    def __init__(
+        self, program: StepProgram, cost: CostModel, *, margin: float, heavy_tokens: int
+    ) -> None:
+        """``margin``: share of a deadline that must suffice. ``heavy_tokens``: most tokens that
+        upgrades add to one batch.
+        """
+        self._program = program
+        self._cost = cost
+        self._margin = margin
+        self._heavy_tokens = heavy_tokens
+
+    def upgrade(
+        self,
+        residents: Mapping[RequestId, Resident],
+        steps: tuple[Step, ...],
+        pace: StepPace,
+        spec: InstanceSpec,
+        now_s: float,
+    ) -> tuple[Step, ...]:
+        """See ``RefreshPolicy.upgrade``; in the order of the batch while slack lasts."""
+        if len(residents) >= spec.max_residents:
+            return steps
+        wishes = []
+        for index, step in enumerate(steps):
+            resident = residents[step.request_id]
+            fuller = self._program.fuller_step(resident.request, resident.progress, step)
+            if fuller is not None and resident.cap >= resident.forecast.thresholds[0]:
+                wishes.append((index, fuller))
+        if not wishes:
+            return steps
+        slack_s = min(self._slack_s(resident, pace, now_s) for resident in residents.values())
+        chosen, rows = list(steps), len(steps)
+        tokens = asked = sum([step.query_tokens for step in steps])
+        ends_s = self._cost.step_time_s(asked, rows, spec) + slack_s
+        for index, fuller in wishes:
+            more = tokens + fuller.query_tokens - steps[index].query_tokens
+            fits = more <= asked + self._heavy_tokens
+            if fits and self._cost.step_time_s(more, rows, spec) <= ends_s:
+                chosen[index], tokens = fuller, more
+        return tuple(chosen)
+
+    def _slack_s(self, resident: Resident, pace: StepPace, now_s: float) -> float:
+        """Seconds that the resident can spare; infinite if it has no deadline to keep."""
+        request, forecast = resident.request, resident.forecast
+        e2e_s = request.slo.e2e_s
+        if e2e_s is None or request.slo.on_miss is OnMiss.BEST_EFFORT:
+            return math.inf
+        spent_s = now_s - request.arrival_s
+        if spent_s + resident.time_left_s(len(forecast.steps) - 1, pace) > e2e_s:
+            return math.inf  # lost
+        return self._margin * e2e_s - spent_s - resident.time_left_s(0, pace)
