@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection
 
 from stepserve.core.forecast import StepForecast
-from stepserve.core.instance import InstanceLoad
+from stepserve.core.instance import InstanceLoad, InstanceSpec
 from stepserve.core.protocols import CostModel, StepProgram
 from stepserve.core.request import Progress, Request
 
@@ -29,19 +29,35 @@ def completion_s(
     ``with_room``: the instances of ``loads`` that could take the request now. ``ahead``: queued
     requests that go first. Infinite when there is no instance.
     """
-    steps = forecast.remaining(len(forecast.steps) - 1, progress.steps)
-    heavy = program.heavy_left(request, progress, forecast.output_tokens)
-    share = min(1.0, heavy / steps)
-    mean_tokens = share * program.full_tokens(request)
-    mean_tokens += (1.0 - share) * program.light_tokens(request)
+    lowest = len(forecast.steps) - 1
 
-    def service_s(load: InstanceLoad, residents: int) -> float:
-        tokens = round(mean_tokens * residents)
-        return steps * cost.step_time_s(tokens, residents, load.spec)
+    def alone_s(load: InstanceLoad, residents: int) -> float:
+        of = request, progress, forecast, lowest, load.spec, residents
+        return service_s(*of, program=program, cost=cost)
 
     if with_room and ahead == 0:
-        return min(service_s(load, load.residents + 1) for load in with_room)
+        return min(alone_s(load, load.residents + 1) for load in with_room)
     slots = sum(load.spec.max_residents for load in loads)
     waits = 1.0 + (ahead + 1) / slots if slots else math.inf
-    full_s = (service_s(load, load.spec.max_residents) for load in loads)
+    full_s = (alone_s(load, load.spec.max_residents) for load in loads)
     return waits * min(full_s, default=math.inf)
+
+
+def service_s(
+    request: Request,
+    progress: Progress,
+    forecast: StepForecast,
+    index: int,
+    spec: InstanceSpec,
+    residents: int,
+    *,
+    program: StepProgram,
+    cost: CostModel,
+) -> float:
+    """Predicted seconds to the end at the ``index``-th threshold, among so many residents."""
+    steps = forecast.remaining(index, progress.steps)
+    heavy = program.heavy_left(request, progress, forecast.output_tokens)
+    share = min(1.0, heavy / steps)
+    mean_tokens = share * program.heavy_tokens(request)
+    mean_tokens += (1.0 - share) * program.light_tokens(request)
+    return steps * cost.step_time_s(round(mean_tokens * residents), residents, spec)

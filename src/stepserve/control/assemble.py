@@ -37,6 +37,7 @@ from .threshold.fixed import FixedThreshold
 from .threshold.horizon_caps import HorizonCaps
 from .threshold.load_caps import LoadCaps
 from .threshold.schedule_fit import ScheduleFit
+from .threshold.unless_lost import UnlessLost
 
 
 def assemble_global(config: ControlConfig, cost: CostModel) -> GlobalScheduler:
@@ -59,7 +60,7 @@ def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -
         spec,
         program,
         _batching(config, cost),
-        _threshold(config),
+        _lost(config, _threshold(config)),
         _refresh(config, program, cost),
         cost,
         config.predict_every_tokens,
@@ -139,6 +140,15 @@ def _threshold(config: ControlConfig) -> ThresholdPolicy:
             return AtCap()
     known = "fixed, deadline_fit, early_fit, schedule_fit, at_cap"
     raise _unknown("threshold", config.threshold, known)
+
+
+def _lost(config: ControlConfig, threshold: ThresholdPolicy) -> ThresholdPolicy:
+    match config.lost:
+        case "hurry":
+            return threshold
+        case "make_way":
+            return UnlessLost(threshold)
+    raise _unknown("lost", config.lost, "hurry, make_way")
 
 
 def _refresh(config: ControlConfig, program: StepProgram, cost: CostModel) -> RefreshPolicy | None:

@@ -27,7 +27,7 @@ from stepserve.core.protocols import CostModel, MigrationPolicy, PlacementPolicy
 from stepserve.core.request import FinishReason, OnMiss, Request
 from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 
-from .admission import completion_s
+from .admission import completion_s, service_s
 from .ledger import Ledger, Tracked, TrackedInstance
 from .load_control import LoadControl
 from .reconfigure import Reconfiguration
@@ -35,6 +35,13 @@ from .reconfigure import Reconfiguration
 PATIENCE_S = 60.0
 """Due time, after arrival, of a request without a deadline, and what a late request is put
 back by: nobody starves for longer while others come."""
+
+LOST_PATIENCE_S = 600.0
+"""Due time, after arrival, of a lost request that makes way: first come, first served, and so
+late that an overload of minutes does not bring them to the head, where they delay everybody."""
+
+HOPE = 0.9
+"""Share of its predicted seconds that a resident is given up for; one that waits: all of them."""
 
 MAX_LOSSES = 6
 """A request whose instances were lost that often is not placed again: it may be the cause."""
@@ -164,7 +171,8 @@ class GlobalScheduler:
         if due_s is None:
             due_s = request.arrival_s + PATIENCE_S
         elif tracked.late:
-            due_s += PATIENCE_S
+            makes_way = tracked.makes_way
+            due_s = request.arrival_s + LOST_PATIENCE_S if makes_way else due_s + PATIENCE_S
         return due_s, request.arrival_s, request.id
 
     def _enqueue(self, tracked: Tracked) -> None:
@@ -185,7 +193,7 @@ class GlobalScheduler:
                 if self._config.queue == "fcfs_drop" and tracked.epoch == 0:
                     actions.append(self._drop(tracked))
                     continue
-                tracked.late = True
+                self._give_up(tracked)
                 self._enqueue(tracked)
                 continue
             view = self.ledger.view(tracked.request, now_s)
@@ -202,12 +210,42 @@ class GlobalScheduler:
         return actions
 
     def _is_too_late(self, tracked: Tracked, now_s: float) -> bool:
-        """Whether its time ran out while it waited; with ``fcfs_drop`` that is its budget (B1)."""
+        """Whether its deadline is lost; with ``fcfs_drop`` its budget is what counts (B1)."""
         slo_s = tracked.request.slo.e2e_s
         if slo_s is None or tracked.late:
             return False
         share = self._config.margin if self._config.queue == "fcfs_drop" else 1.0
-        return tracked.request.arrival_s + share * slo_s < now_s
+        left_s = tracked.request.arrival_s + share * slo_s - now_s
+        return left_s < self._least_s(tracked)
+
+    def _give_up(self, tracked: Tracked) -> None:
+        """Its deadline, not the request."""
+        tracked.late = True
+        tracked.makes_way = self._config.lost == "make_way"
+
+    def _least_s(self, tracked: Tracked) -> float:
+        """Seconds that it still takes at least, where lost requests make way; else 0."""
+        forecast, slo = tracked.forecast, tracked.request.slo
+        if self._config.lost != "make_way" or forecast is None:
+            return 0.0
+        believed, loads = 1.0, list(self.ledger.loads())
+        if tracked.segment is not None:
+            believed, instance = HOPE, self.ledger.instances[tracked.segment.instance]
+            loads = [self.ledger.load(instance)]
+        if not loads:
+            return 0.0
+        load = min(loads, key=lambda load: load.residents)  # where there will be room first
+        residents = min(load.residents + 1, load.spec.max_residents)
+        return believed * service_s(
+            tracked.request,
+            tracked.progress,
+            forecast,
+            0 if slo.on_miss is OnMiss.BEST_EFFORT else len(forecast.steps) - 1,
+            load.spec,
+            residents,
+            program=self._program,
+            cost=self._cost,
+        )
 
     def _send_segment(self, tracked: Tracked, segment: Segment) -> GlobalAction:
         forecast = tracked.forecast
@@ -288,10 +326,27 @@ class GlobalScheduler:
         actions: list[GlobalAction] = []
         if report.residents:
             self.load_control.changed()
-            actions = self._migrate(now_s, instance)
+            actions = self._make_way(now_s, instance) + self._migrate(now_s, instance)
         if self._queue and self._is_too_late(self.ledger.requests[self._queue[0][2]], now_s):
             actions += self._place_queued(now_s)
         return actions
+
+    def _make_way(self, now_s: float, instance: TrackedInstance) -> list[GlobalAction]:
+        """Ask a lost resident to leave for a request that waits and is in time."""
+        if self._config.lost != "make_way" or instance.draining:
+            return []
+        leaving = sum(t.cutting and t.late for t in self.ledger.requests.values())
+        if leaving >= len(self._queue) or self.ledger.requests[self._queue[leaving][2]].late:
+            return []
+        for request_id in instance.placed:
+            tracked = self.ledger.requests[request_id]
+            if tracked.cutting or tracked.progress.finished is not None:
+                continue
+            if self._is_too_late(tracked, now_s):
+                self._give_up(tracked)
+            if tracked.late and self._key(tracked) > self._queue[leaving]:
+                return [tracked.ask_release(ReleasePoint.CUT, "lost, and others are in time")]
+        return []
 
     def _migrate(self, now_s: float, instance: TrackedInstance) -> list[GlobalAction]:
         """Ask one resident to go on elsewhere: the one that gets to its cut first."""

@@ -34,7 +34,8 @@ class Tracked:
     losses: int = 0  # placements that ended with the loss of the instance
     cap: float = 1.0
     cancelled: FinishReason | None = None
-    late: bool = False  # its due time passed while it waited
+    late: bool = False  # its deadline is lost, and it goes after those in time
+    makes_way: bool = False  # late, and leaves its place to them; load control ignores it
 
     def ask_release(self, at: ReleasePoint, why: str) -> Send:
         """The message that takes the segment back; answered by ``SegmentEnded``."""

@@ -57,7 +57,7 @@ class LoadControl:
             return []
         self._stale, self._next_s = False, now_s + self._every_s
         specs = [instance.spec for instance in ledger.instances.values() if not instance.draining]
-        rows = [t for t in ledger.requests.values() if t.forecast is not None]
+        rows = [t for t in ledger.requests.values() if t.forecast is not None and not t.makes_way]
         if not specs or not rows:
             self._level = 0
             return []

@@ -35,8 +35,10 @@ class ControlConfig:
 
     ``margin``: share of a deadline that the threshold choice plans against (dilaserve.md B1:
     0.9); ``early_margin``: the same at the start of a request, for ``early_fit``;
-    ``refresh_margin``: the share that must suffice for everybody where ``when_slack`` refreshes
-    more than was asked.
+    ``lost``: what becomes of requests whose deadline is out of reach: ``hurry`` (the lowest
+    threshold, as published), or ``make_way``.
+    ``refresh_margin``: the share that must suffice for everybody where ``when_slack``
+    refreshes more than was asked.
     ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for fewer.
     ``starvation_batches``: a resident left out that often goes first.
     ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
@@ -57,6 +59,7 @@ class ControlConfig:
     planner: str = "none"
     queue: str = "deadline"
     refresh: str = "as_asked"
+    lost: str = "hurry"
     thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
     margin: float = 0.9
     early_margin: float = 0.75

@@ -37,6 +37,13 @@ class Resident:
     skipped: int = 0  # batches composed without it since it last ran
     release: ReleasePoint | None = None  # asked to leave, and when
 
+    def lost(self, pace: StepPace, now_s: float) -> bool:
+        """Whether its deadline is believed out of reach even at the lowest threshold."""
+        deadline_s = self.request.deadline_s
+        if deadline_s is None:
+            return False
+        return now_s + self.time_left_s(len(self.forecast.steps) - 1, pace) > deadline_s
+
     def time_left_s(self, index: int, pace: StepPace) -> float:
         """Predicted seconds to its end at the ``index``-th candidate threshold."""
         steps = self.forecast.remaining(index, self.progress.steps)

@@ -20,7 +20,7 @@ from stepserve.cost.remaining_steps import MeanYield, Yields
 from .cluster import Profiles, make_world, specs
 from .config import Experiment, Setting, System
 from .oracle import Oracle
-from .results import Row, Timeline, summary
+from .results import Row, Timeline, met, summary
 from .rows import Rows, TraceRows
 from .world import Heard, Learn, Record, Timed, World, untimed
 
@@ -150,6 +150,7 @@ def run_point(
         "seed": point.seed,
         "requests": len(records),
         "accuracy": load.accuracy(records),
+        "accuracy_in_time": load.accuracy([r for r in records if met(r)]),
         "accuracy_kind": load.accuracy_kind,
         **summary(world, world.scheduler.reconfiguration.changes),
     }

@@ -71,6 +71,7 @@ _STEPSERVE = System(
         load_control="horizon_caps",
         margin=0.95,
         early_margin=0.6,
+        lost="make_way",
         refresh="when_slack",
         refresh_margin=0.75,
         queue_limit=10**6,
@@ -99,6 +100,7 @@ SYSTEMS = {
     "stepserve-no-caps": _variant(_STEPSERVE, load_control="none"),
     "stepserve-deadline-fit": _variant(_STEPSERVE, threshold="deadline_fit"),
     "stepserve-schedules": _variant(_STEPSERVE, threshold="schedule_fit"),
+    "stepserve-hurry": _variant(_STEPSERVE, lost="hurry"),
     "stepserve-cheap-refresh": _variant(_STEPSERVE, refresh="as_asked"),
     "stepserve-full-refresh": replace(
         _STEPSERVE, request=RequestOptions(), accuracy_points_lost=0.0

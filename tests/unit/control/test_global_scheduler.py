@@ -134,6 +134,47 @@ def test_a_lost_deadline_makes_way_for_one_that_can_be_met():
     assert send.event.request.id == "late"
 
 
+def test_predicted_losses_go_last_in_the_order_of_their_arrival():
+    """16 to 20 steps of 3 ms or more take 0.1 s at least; sooner is out of reach already."""
+    cluster = Cluster(make_spec("i0", residents=1), lost="make_way")
+    (segment,) = placed(cluster.arrive("resident"))
+    cluster.arrive("lost", e2e_s=0.01)
+    cluster.now_s = 0.001
+    cluster.arrive("lost too", e2e_s=0.005)
+    cluster.arrive("in time", e2e_s=9.0)
+    order = []
+    while len(order) < 3:
+        (segment,) = placed(cluster.tell(ended(segment)))
+        order.append(segment.request_id)
+    assert order == ["in time", "lost", "lost too"]
+
+
+def test_a_lost_resident_leaves_its_place_to_one_in_time_and_comes_back():
+    cluster = Cluster(make_spec("i0", residents=2), lost="make_way")
+    (lost,) = placed(cluster.arrive("lost", e2e_s=1.0))
+    (other,) = placed(cluster.arrive("undated"))
+    cluster.now_s = 0.99
+    assert cluster.report("i0") == [], "nobody waits"
+    assert placed(cluster.arrive("in time", e2e_s=9.0)) == []
+    (release,) = cluster.report("i0")
+    assert release.event == SegmentReleased("lost", lost.epoch, ReleasePoint.CUT)
+    assert cluster.report("i0") == [], "asked once"
+    left = Progress(settled=36, emitted=16, steps=5)
+    (segment,) = placed(cluster.tell(ended(lost, left, SegmentEnd.RELEASED)))
+    assert segment.request_id == "in time"
+    (back,) = placed(cluster.tell(ended(other)))
+    assert (back.request_id, back.start) == ("lost", 36), "nothing is lost but the deadline"
+
+
+def test_lost_residents_stay_where_that_is_not_asked_for_or_only_lost_ones_wait():
+    for lost, waits in (("hurry", 9.0), ("make_way", 0.01)):
+        cluster = Cluster(make_spec("i0", residents=1), lost=lost)
+        cluster.arrive("lost", e2e_s=1.0)
+        cluster.now_s = 0.99
+        cluster.arrive("waits", e2e_s=waits)
+        assert not [a for a in cluster.report("i0") if isinstance(a, Send)]
+
+
 def test_admission_counts_only_those_who_go_first():
     cluster = Cluster(make_spec("i0", residents=1))
     cluster.arrive("resident")

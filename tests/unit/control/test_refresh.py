@@ -86,11 +86,9 @@ def test_a_neighbour_in_a_hurry_keeps_everybody_from_it():
     assert tokens(resident("a"), resident("b", 5, e2e_s=0.200)) == [FULL, BLOCK]
 
 
-@pytest.mark.parametrize(
-    "other", [{"e2e_s": 0.05}, {"e2e_s": 0.17, "on_miss": OnMiss.BEST_EFFORT}, {"e2e_s": None}]
-)
+@pytest.mark.parametrize("other", [{"e2e_s": 0.17, "on_miss": OnMiss.BEST_EFFORT}, {"e2e_s": None}])
 def test_a_neighbour_that_loses_nothing_does_not(other):
-    """Its deadline is lost, or it would rather be late, or it has none."""
+    """It would rather be late, or has no deadline."""
     assert tokens(resident("a"), resident("b", 5, **other)) == [FULL, BLOCK]
 
 
@@ -131,8 +129,7 @@ def test_any_batch_stays_within_the_least_slack():
         some += more_s > 0.0
         for row, step, before in zip(rows, steps, due, strict=True):
             assert step == before or (row.progress.settled - 20) % BLOCK == 0
-            need_s, least_s = row.time_left_s(0, PACE), row.time_left_s(1, PACE)
             left_s = math.inf if row.request.slo.e2e_s is None else row.request.slo.e2e_s
-            if least_s <= left_s and more_s:
-                assert need_s + more_s <= left_s + 1e-9
+            if more_s:
+                assert row.time_left_s(0, PACE) + more_s <= left_s + 1e-9
     assert some > 50

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.control.threshold.deadline_fit import DeadlineFit
 from stepserve.control.threshold.fixed import FixedThreshold
+from stepserve.control.threshold.unless_lost import UnlessLost
 from stepserve.core.forecast import StepForecast
 from stepserve.core.request import OnMiss, Progress
 from stepserve.core.resident import StepPace
@@ -26,6 +27,18 @@ def test_worked_example():
     pace = StepPace(heavy_s=0.010, light_s=0.001)
     picks = [POLICY.pick(resident(e2e_s=ms / 0.9e3), pace, 0.0) for ms in (57.1, 56.9, 46.9, 1)]
     assert picks == [0.9, 0.7, 0.5, 0.5]
+
+
+def test_a_lost_deadline_keeps_its_quality():
+    """37 ms at 0.5, 57 at 0.9: between them the policy decides, below nothing is left to gain."""
+    policy = UnlessLost(DeadlineFit(margin=1.0))
+    pace = StepPace(heavy_s=0.010, light_s=0.001)
+    picks = [policy.pick(resident(e2e_s=ms / 1e3), pace, 0.0) for ms in (57.1, 37.1, 36.9, 1)]
+    assert picks == [0.9, 0.5, 0.9, 0.9]
+    capped = resident(e2e_s=0.001)
+    capped.cap = 0.5
+    assert policy.pick(capped, pace, 0.0) == 0.9
+    assert policy.pick(resident(), pace, 1e9) == 0.9, "without a deadline nothing is lost"
 
 
 def test_steps_run_since_the_forecast_are_subtracted():

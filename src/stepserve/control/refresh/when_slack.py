@@ -23,8 +23,8 @@ class WhenSlack:
     Slack is what a share of a resident's deadline leaves once it has run at its preferred
     threshold, with the refreshes it asked for, at the expected pace. What an upgrade adds to the
     batch must fit into the least slack on the instance: then nobody lowers a threshold for it.
-    A lost deadline is nobody's limit. Nothing is upgraded where every place is taken (somebody
-    may be waiting for one), nor of a resident whose threshold load control has lowered.
+    Nothing is upgraded beside a request that is late already, where every place is taken
+    (somebody may be waiting for one), or of a resident whose threshold load control has lowered.
     """
 
     def __init__(
@@ -70,11 +70,9 @@ class WhenSlack:
 
     def _slack_s(self, resident: Resident, pace: StepPace, now_s: float) -> float:
         """Seconds that the resident can spare; infinite if it has no deadline to keep."""
-        request, forecast = resident.request, resident.forecast
+        request = resident.request
         e2e_s = request.slo.e2e_s
         if e2e_s is None or request.slo.on_miss is OnMiss.BEST_EFFORT:
             return math.inf
-        spent_s = now_s - request.arrival_s
-        if spent_s + resident.time_left_s(len(forecast.steps) - 1, pace) > e2e_s:
-            return math.inf  # lost
-        return self._margin * e2e_s - spent_s - resident.time_left_s(0, pace)
+        left_s = request.arrival_s + self._margin * e2e_s - now_s
+        return left_s - resident.time_left_s(0, pace)
