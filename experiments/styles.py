@@ -27,6 +27,8 @@ STYLES = {  # colours after Okabe and Ito, told apart by all readers; one per sy
     "stepserve-no-caps": ("#e69f00", "P"),
     "stepserve-schedules": ("#009e73", "*"),
     "stepserve-full-refresh": ("#7f7f7f", "<"),
+    "stepserve-cheap-refresh": ("#0072b2", "o"),
+    "stepserve-hurry": ("#f0c000", "X"),
     "stepserve-every-second": ("#8c510a", ">"),
     "stepserve-output-only": ("#5e4fa2", "d"),
 }

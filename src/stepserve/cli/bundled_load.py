@@ -25,11 +25,11 @@ from stepserve.engine.loader import load_model
 from stepserve.sim.cluster import Profiles, make_request
 from stepserve.sim.config import Setting, System
 from stepserve.sim.datasets import SimRequest
+from stepserve.sim.record import Record
 from stepserve.sim.results import finished
 from stepserve.sim.rows import ExecutorRows
 from stepserve.sim.run import Point
 from stepserve.sim.workload import RateCurve, renewal
-from stepserve.sim.world import Record
 
 
 @dataclass(frozen=True, slots=True)

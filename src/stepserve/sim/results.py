@@ -10,7 +10,8 @@ from stepserve.core.actions import Finish
 from stepserve.core.request import FinishReason
 from stepserve.metrics.latency import percentile
 
-from .world import CLIENT, Record, World
+from .record import Record
+from .world import CLIENT, World
 
 DIGITS = 6
 """Significant digits of numbers in files."""

@@ -20,9 +20,10 @@ from stepserve.cost.remaining_steps import MeanYield, Yields
 from .cluster import Profiles, make_world, specs
 from .config import Experiment, Setting, System
 from .oracle import Oracle
+from .record import Record
 from .results import Row, Timeline, met, summary
 from .rows import Rows, TraceRows
-from .world import Heard, Learn, Record, Timed, World, untimed
+from .world import Heard, Learn, Timed, World, untimed
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,9 @@ SYSTEMS = {
     "dilaserve-no-migration": _variant(_PUBLISHED, migration="none"),
     "dilaserve-any-step-migration": _variant(_PUBLISHED, migration="any_step"),
     "stepserve": _STEPSERVE,
-    "stepserve-fixed": _variant(_STEPSERVE, threshold="fixed", load_control="none"),
+    "stepserve-fixed": _variant(
+        _STEPSERVE, threshold="fixed", load_control="none", refresh="as_asked", lost="hurry"
+    ),
     "stepserve-all-resident": _variant(_STEPSERVE, batching="all_resident"),
     "stepserve-load-caps": _variant(_STEPSERVE, load_control="load_caps"),
     "stepserve-no-caps": _variant(_STEPSERVE, load_control="none"),

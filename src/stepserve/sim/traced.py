@@ -23,10 +23,10 @@ from .config import Setting, System
 from .datasets import SimRequest, poisson, published_run, two_hours
 from .outcomes import THRESHOLDS, TraceOutcomes
 from .quality import ACCURACY_KIND, accuracy_proxy
+from .record import Record
 from .results import finished
 from .rows import TraceRows
 from .run import Point
-from .world import Record
 
 TRAINING_SEED = 1_000_003
 TRAINING_REQUESTS = 1_500
