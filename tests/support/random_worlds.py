@@ -17,7 +17,7 @@ def random_config(seed):
         load_control=rng.choice(["none", "load_caps"]),
         migration=rng.choice(["none", "recompute_step", "any_step"]),
         planner=rng.choice(["none", "greedy", "greedy"]),
-        queue=rng.choice(["deadline", "fcfs_drop"]),
+        queue=rng.choice(["deadline", "fcfs", "fcfs_drop"]),
         lost=rng.choice(["hurry", "make_way"]),
         refresh=rng.choice(["as_asked", "when_slack"]),
         thresholds=(0.9, 0.7, 0.5),

@@ -106,7 +106,12 @@ def _caps(config: ControlConfig, cost: CostModel) -> CapPolicy | None:
             return None
         case "load_caps":
             tokens = config.resident_tokens or config.heavy_tokens
-            return LoadCaps(cost, margin=config.margin, batch_tokens=tokens)
+            return LoadCaps(
+                cost,
+                margin=config.margin,
+                utilisation=config.utilisation,
+                batch_tokens=tokens,
+            )
         case "horizon_caps":
             return HorizonCaps(cost, margin=config.margin, utilisation=config.utilisation)
     raise _unknown("load_control", config.load_control, "none, load_caps, horizon_caps")

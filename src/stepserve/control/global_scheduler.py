@@ -165,7 +165,7 @@ class GlobalScheduler:
     def _key(self, tracked: Tracked) -> tuple[float, float, RequestId]:
         """Queue order: due time, then arrival; or arrival alone. Late ones are put back, once."""
         request = tracked.request
-        if self._config.queue == "fcfs_drop":
+        if self._config.queue != "deadline":
             return request.arrival_s, request.arrival_s, request.id
         due_s = request.deadline_s
         if due_s is None:

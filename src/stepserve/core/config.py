@@ -45,7 +45,7 @@ class ControlConfig:
     ``admitted_limit``: most requests placed at once, ``resident_tokens``: most full-length
     tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
     ``caps_every_s``: least time between two updates of the threshold caps, ``utilisation``:
-    share of the cluster's time that ``horizon_caps`` plans with. ``report_every_s``: how often
+    share of the cluster's supply that they plan with. ``report_every_s``: how often
     an instance reports on its residents. ``migration_gain``: share by which a step must be
     faster elsewhere (C6). ``plan_every_s``: how often the layout is planned, on the arrivals of
     that long.
@@ -93,8 +93,8 @@ class ControlConfig:
         degrees = list(self.tp_degrees)
         ascends = bool(degrees) and degrees == sorted(set(degrees)) and degrees[0] >= 1
         _check(ascends, "control.tp_degrees", "must ascend from at least 1")
-        known = self.queue in ("deadline", "fcfs_drop")
-        _check(known, "control.queue", "must be deadline or fcfs_drop")
+        known = self.queue in ("deadline", "fcfs", "fcfs_drop")
+        _check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
         for threshold in self.thresholds:
             _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
 

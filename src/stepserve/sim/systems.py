@@ -31,6 +31,7 @@ _PUBLISHED = System(
         queue_limit=10**6,
         resident_tokens=8192,
         margin=0.9,
+        utilisation=1.0,
         predict_every_tokens=8,
         report_every_s=0.1,
         migration_gain=0.0,

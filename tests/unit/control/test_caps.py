@@ -29,7 +29,7 @@ def demand(
 
 
 def load_caps():
-    return LoadCaps(COST, margin=0.9, batch_tokens=8192)
+    return LoadCaps(COST, margin=0.9, utilisation=1.0, batch_tokens=8192)
 
 
 def horizon_caps():

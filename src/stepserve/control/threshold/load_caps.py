@@ -40,10 +40,16 @@ def possible(demand: Demand, margin: float, now_s: float) -> bool:
 class LoadCaps:
     """The published load control."""
 
-    def __init__(self, cost: CostModel, *, margin: float, batch_tokens: int) -> None:
-        """``batch_tokens``: most tokens of one batch, 8,192 in the published system."""
+    def __init__(
+        self, cost: CostModel, *, margin: float, utilisation: float, batch_tokens: int
+    ) -> None:
+        """``utilisation``: share of the supply that is planned with (1 in the published system).
+
+        ``batch_tokens``: most tokens of one batch, 8,192 in the published system.
+        """
         self._cost = cost
         self._margin = margin
+        self._utilisation = utilisation
         self._batch_tokens = batch_tokens
 
     def caps(
@@ -58,7 +64,7 @@ class LoadCaps:
             degree: tokens_per_s(self._cost, spec, self._batch_tokens, block)
             for degree, spec in {spec.tp_degree: spec for spec in specs}.items()
         }
-        supply = sum(slos) / len(slos) * sum(rates[spec.tp_degree] for spec in specs)
+        supply = self._utilisation * sum(slos) / len(slos) * sum(rates[spec.tp_degree] for spec in specs)
         order = sorted(range(len(demands)), key=lambda i: -demands[i].done)  # stable: by arrival
         tokens = [demand.tokens for demand in demands]
         least = [
