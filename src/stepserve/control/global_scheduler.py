@@ -95,8 +95,10 @@ class GlobalScheduler:
                 actions = self.reconfiguration.take(event.plan, self.ledger)
             case InstanceLost():
                 actions = self._lose(event) + self._place_queued(now_s)
-        actions += self.load_control.update(now_s, self.ledger)
-        actions += self.reconfiguration.ask(now_s, self.ledger)
+        if self.load_control.stale:
+            actions += self.load_control.update(now_s, self.ledger)
+        if self.reconfiguration.on:
+            actions += self.reconfiguration.ask(now_s, self.ledger)
         return actions
 
     def _arrive(self, request: Request) -> list[GlobalAction]:
@@ -277,16 +279,19 @@ class GlobalScheduler:
         return Finish(tracked.request.id, reason, error, why)
 
     def _hear(self, now_s: float, event: InstanceReported) -> list[GlobalAction]:
-        report = event.report
-        instance = self.ledger.hear(report)
+        name, batch_ends_s, measured, residents = event
+        instance = self.ledger.instances.get(name)
         if instance is None:
             return []
-        if report.measured is not None:
-            self._losses.pop(instance.spec.id, None)
-            tokens, rows, seconds = report.measured
+        if instance.batch_ends_s != batch_ends_s:
+            instance.batch_ends_s, instance.load = batch_ends_s, None
+        if measured is not None:
+            self._losses.pop(name, None)
+            tokens, rows, seconds = measured
             self._cost.observe(tokens, rows, instance.spec, seconds)
         actions: list[GlobalAction] = []
-        if report.residents:
+        if residents:
+            self.ledger.hear(residents)
             self.load_control.changed()
             actions = self._migrate(now_s, instance)
         if self._queue and self._is_too_late(self.ledger.requests[self._queue[0][2]], now_s):

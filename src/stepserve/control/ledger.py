@@ -7,7 +7,7 @@ from stepserve.core.actions import Send
 from stepserve.core.events import SegmentReleased
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import ClusterView, InstanceLoad, InstanceReport, InstanceSpec
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, ResidentReport
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import ReleasePoint, Segment
@@ -49,7 +49,7 @@ class TrackedInstance:
     """One instance that is up, with reservations made for what was placed there."""
 
     spec: InstanceSpec
-    report: InstanceReport
+    batch_ends_s: float  # as predicted when it began; its last report when idle
     pages: PageLedger
     placed: dict[RequestId, int] = field(default_factory=dict)  # full lengths
     expected: dict[RequestId, int] = field(default_factory=dict)  # reserved for successors
@@ -91,8 +91,7 @@ class Ledger:
     def add_instance(self, spec: InstanceSpec, now_s: float) -> None:
         """An instance that holds nothing."""
         assert spec.id not in self.instances, "an instance comes up once before it is lost"
-        report = InstanceReport(spec.id, now_s, now_s)
-        self.instances[spec.id] = TrackedInstance(spec, report, PageLedger(spec.page_capacity))
+        self.instances[spec.id] = TrackedInstance(spec, now_s, PageLedger(spec.page_capacity))
 
     def remove_instance(self, instance: InstanceId) -> tuple[Tracked, ...]:
         """Forget an instance; returns the requests that were placed there, now without a place.
@@ -109,19 +108,12 @@ class Ledger:
             self._leave(tracked)
         return placed
 
-    def hear(self, report: InstanceReport) -> TrackedInstance | None:
-        """Keep an instance's report, and what it says of its residents."""
-        instance = self.instances.get(report.instance)
-        if instance is None:
-            return None
-        if instance.report.batch_ends_s != report.batch_ends_s:
-            instance.load = None
-        instance.report = report
-        for row in report.residents:
+    def hear(self, residents: Iterable[ResidentReport]) -> None:
+        """Keep what an instance says of its residents."""
+        for row in residents:
             tracked = self.requests.get(row.request_id)
             if tracked is not None and tracked.segment is not None and tracked.epoch == row.epoch:
                 tracked.progress, tracked.forecast = row.progress, row.forecast
-        return instance
 
     def pages(self, request: Request, spec: InstanceSpec) -> int:
         """KV pages that the request needs on an instance."""
@@ -207,7 +199,7 @@ class Ledger:
                 residents=len(instance.placed) + len(instance.expected),
                 resident_tokens=instance.resident_tokens,
                 free_pages=instance.pages.free,
-                batch_ends_s=instance.report.batch_ends_s,
+                batch_ends_s=instance.batch_ends_s,
             )
         return instance.load
 

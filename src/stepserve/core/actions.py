@@ -39,10 +39,15 @@ class Predict(NamedTuple):
 
 
 class RunBatch(NamedTuple):
-    """Run a batch on this instance's executor; answered by ``BatchDone``."""
+    """Run a batch on this instance's executor; answered by ``BatchDone``.
+
+    The most frequent action says why in numbers: how many residents there were to choose from,
+    and how long the batch is predicted to take.
+    """
 
     batch: Batch
-    why: str
+    residents: int
+    predicted_s: float
 
 
 @dataclass(frozen=True, slots=True)

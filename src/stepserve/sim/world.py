@@ -206,15 +206,15 @@ class World:
 
     def run(self, limit: int | None = None) -> None:
         """Until nothing more happens. Raises StepserveError after ``limit`` events, if given."""
-        heap = self._heap
+        heap, after_event = self._heap, self.after_event
         while heap:
             self.events += 1
             if limit is not None and self.events > limit:
                 raise StepserveError(f"the world does not come to rest in {limit} events")
             self.now_s, _, _, call, a, b = heappop(heap)
             call(a, b)
-            if self.after_event:
-                self.after_event()
+            if after_event is not None:
+                after_event()
 
     @property
     def over(self) -> bool:
@@ -354,10 +354,10 @@ class World:
         if not instance.alive:
             return
         for action in instance.handle(self.now_s, event):  # isinstance: faster than match here
-            if isinstance(action, Report):
-                self._message(instance, action.event)
-            elif isinstance(action, RunBatch):
+            if isinstance(action, RunBatch):
                 self._run_batch(instance, action.batch)
+            elif isinstance(action, Report):
+                self._message(instance, action.event)
             elif isinstance(action, Predict):
                 request = action.request
                 forecast = self._predict(request, action.progress, action.thresholds)
@@ -400,11 +400,11 @@ class World:
             outcomes = tuple(told[step.request_id] for step in batch.steps)
         self.batches += 1
         records = self.records
-        for step, outcome in zip(batch.steps, outcomes, strict=True):
-            record, settled = records[step.request_id], outcome.settled
-            record.use.settle(record.tokens, settled, step.threshold or 1.0)
+        for (request_id, kind, _, _, threshold), outcome in zip(batch.steps, outcomes, strict=True):
+            record, settled = records[request_id], outcome.settled
+            record.use.settle(record.tokens, settled, threshold or 1.0)
             record.tokens += settled
-            if step.kind is _RECOMPUTE:
+            if kind is _RECOMPUTE:
                 record.refreshes += 1
         for learn in self._learn:
             for step, outcome in zip(batch.steps, outcomes, strict=True):
