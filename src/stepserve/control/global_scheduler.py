@@ -293,12 +293,12 @@ class GlobalScheduler:
         if residents:
             self.ledger.hear(residents)
             self.load_control.changed()
-            actions = self._migrate(now_s, instance)
+            actions = self._migrate(instance)
         if self._queue and self._is_too_late(self.ledger.requests[self._queue[0][2]], now_s):
             actions += self._place_queued(now_s)
         return actions
 
-    def _migrate(self, now_s: float, instance: TrackedInstance) -> list[GlobalAction]:
+    def _migrate(self, instance: TrackedInstance) -> list[GlobalAction]:
         """Ask one resident to go on elsewhere: the one that gets to its cut first."""
         if self._migration is None or instance.draining or len(instance.placed) < 2:
             return []
@@ -308,9 +308,9 @@ class GlobalScheduler:
             return []
         program = self._program
         tracked = min(rows, key=lambda t: program.tokens_to_cut(t.request, t.progress))
-        view = self.ledger.room(tracked.request, now_s)
         source = self.ledger.load_without_leavers(instance)
-        target = self._migration.target(tracked.request, source, view)
+        others = (o for o in self.ledger.with_room(tracked.request) if o.spec is not instance.spec)
+        target = self._migration.target(tracked.request, source, others)
         if target is None:
             return []
         self.ledger.expect(tracked, target)

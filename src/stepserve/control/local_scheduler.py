@@ -211,7 +211,7 @@ class LocalScheduler:
         self._running = batch = Batch(self._next_batch_id, steps)
         self._running_tokens = tokens
         self._next_batch_id += 1
-        run = RunBatch(batch, len(residents), seconds)
+        run = RunBatch(batch, tokens, len(residents), seconds)
         return [run, self._report(now_s, now_s + seconds, "a batch begins")]
 
     def _count_skips(self, residents: Sequence[Resident], steps: Sequence[Step]) -> None:

@@ -41,11 +41,12 @@ class Predict(NamedTuple):
 class RunBatch(NamedTuple):
     """Run a batch on this instance's executor; answered by ``BatchDone``.
 
-    The most frequent action says why in numbers: how many residents there were to choose from,
-    and how long the batch is predicted to take.
+    The most frequent action says why in numbers: the tokens it executes, how many residents
+    there were to choose from, and how long it is predicted to take.
     """
 
     batch: Batch
+    query_tokens: int
     residents: int
     predicted_s: float
 

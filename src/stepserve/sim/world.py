@@ -355,7 +355,7 @@ class World:
             return
         for action in instance.handle(self.now_s, event):  # isinstance: faster than match here
             if isinstance(action, RunBatch):
-                self._run_batch(instance, action.batch)
+                self._run_batch(instance, action.batch, action.query_tokens)
             elif isinstance(action, Report):
                 self._message(instance, action.event)
             elif isinstance(action, Predict):
@@ -369,9 +369,8 @@ class World:
             else:
                 self._rows.free(instance.spec.id, action.request_id)
 
-    def _run_batch(self, instance: Instance, batch: Batch) -> None:
-        seconds = self._true_s(batch.query_tokens, len(batch.steps), instance.spec)
-        seconds *= instance.slow
+    def _run_batch(self, instance: Instance, batch: Batch, query_tokens: int) -> None:
+        seconds = self._true_s(query_tokens, len(batch.steps), instance.spec) * instance.slow
         if self.faults.steps_vary:
             seconds *= self.faults.noise()
         self.at(self.now_s + seconds, BATCH_ENDS, self._batch_ends, instance, (batch, seconds))
