@@ -197,7 +197,9 @@ class Reconfiguration:
             gpus_per_node=tuple(self._gpus.get(node, 0) for node in range(max(self._gpus) + 1)),
             tp_degrees=self._config.tp_degrees,
             classes=tuple(
-                WorkloadClass(*key, margin * sum(slos) / len(slos), HEADROOM * len(slos) / span_s)
+                WorkloadClass(
+                    *key, margin * sum(slos, 0.0) / len(slos), HEADROOM * len(slos) / span_s
+                )
                 for key, slos in sorted(classes.items())
             ),
             thresholds=self._config.thresholds,

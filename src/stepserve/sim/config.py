@@ -25,7 +25,7 @@ from stepserve.core.errors import FieldError
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope
 
 from .faults import FaultConfig
-from .world import Delays
+from .delays import Delays
 
 
 def _one_of(name: str, value: str, known: Any) -> None:

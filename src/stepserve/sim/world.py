@@ -15,7 +15,7 @@ recompute step costs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -34,7 +34,7 @@ from stepserve.core.actions import (
     SolvePlan,
     Stop,
 )
-from stepserve.core.errors import FieldError, StepserveError
+from stepserve.core.errors import StepserveError
 from stepserve.core.events import (
     BatchDone,
     GlobalEvent,
@@ -56,6 +56,7 @@ from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import SegmentEnd
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
 
+from .delays import Delays
 from .faults import FaultConfig, Faults
 from .quality import StageUse
 from .rows import Rows
@@ -63,29 +64,6 @@ from .rows import Rows
 _RECOMPUTE = StepKind.RECOMPUTE
 BATCH_ENDS, ANSWER, MESSAGE, CLIENT = range(4)
 """Priorities of events at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """How long things take that no cost model knows (dilaserve.md C6, C7, C9).
-
-    ``message_s`` is one way between schedulers; ``predict_s`` covers asking and answering;
-    ``detect_s`` passes between the loss of an instance and the news of it; ``rebuild_s`` until
-    a new instance is up: 60 to 90 s for weights, processes and graph capture.
-    """
-
-    message_s: float = 0.0005
-    predict_s: float = 0.001
-    plan_s: float = 5.0
-    stop_s: float = 5.0
-    rebuild_s: float = 75.0
-    detect_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a negative time."""
-        for field in fields(self):
-            if not getattr(self, field.name) >= 0.0:
-                raise FieldError(f"delays.{field.name}", "must not be negative")
 
 
 @dataclass(slots=True)
