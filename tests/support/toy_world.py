@@ -30,8 +30,8 @@ from stepserve.core.segment import Segment
 from stepserve.core.step import StepKind, StepOutcome
 from stepserve.cost.remaining_steps import MeanYield, Yields
 from stepserve.cost.step_table import StepProfile, StepTable
-from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.delays import Delays
+from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.world import CLIENT, World
 from support.invariants import Invariants
 
