@@ -42,6 +42,8 @@ class Invariants:
             assert len(held) <= instance.spec.max_residents
             assert not (instance.stopping and instance.placed), "stopped while it holds something"
         assert ledger.admitted == len(placed)
+        ranks = sorted(instance.rank[:2] for instance in ledger.instances.values())
+        assert [rank[:2] for rank in ledger._ranks] == ranks, "kept in order of load"
         for name, tracked in ledger.requests.items():
             segment = tracked.segment
             assert placed.get(name) == (None if segment is None else segment.instance)

@@ -6,7 +6,7 @@ from stepserve.core.config import ControlConfig
 from stepserve.core.events import InstanceReported, InstanceUp, Predicted, RequestArrived
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import InstanceReport, InstanceSpec, ResidentReport
+from stepserve.core.instance import InstanceSpec, ResidentReport
 from stepserve.core.plan import Slot
 from stepserve.core.request import SLO, DiffusionOptions, Family, Progress, Request, ThresholdBounds
 from stepserve.cost.step_table import StepProfile, StepTable
@@ -61,8 +61,7 @@ class ScriptedCluster:
             for r in ledger.instances[instance].placed
             if (t := ledger.requests[r])
         )
-        report = InstanceReport(instance, self.now_s, self.now_s, None, rows)
-        return self.tell(InstanceReported(report))
+        return self.tell(InstanceReported(instance, self.now_s, None, rows))
 
     def segments(self):
         """Where every placed request is."""

@@ -30,8 +30,9 @@ from stepserve.core.segment import Segment
 from stepserve.core.step import StepKind, StepOutcome
 from stepserve.cost.remaining_steps import MeanYield, Yields
 from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
-from stepserve.sim.world import CLIENT, Delays, World
+from stepserve.sim.world import CLIENT, World
 from support.invariants import Invariants
 
 PROFILE = StepProfile((16, 64, 256, 1024, 4096), (0.002, 0.003, 0.008, 0.03, 0.12), "made up")

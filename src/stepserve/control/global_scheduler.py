@@ -102,8 +102,10 @@ class GlobalScheduler:
                 actions = self.reconfiguration.take(event.plan, self.ledger)
             case InstanceLost():
                 actions = self._lose(event) + self._place_queued(now_s)
-        actions += self.load_control.update(now_s, self.ledger)
-        actions += self.reconfiguration.ask(now_s, self.ledger)
+        if self.load_control.stale:
+            actions += self.load_control.update(now_s, self.ledger)
+        if self.reconfiguration.on:
+            actions += self.reconfiguration.ask(now_s, self.ledger)
         return actions
 
     def _arrive(self, request: Request) -> list[GlobalAction]:
@@ -315,18 +317,21 @@ class GlobalScheduler:
         return Finish(tracked.request.id, reason, error, why)
 
     def _hear(self, now_s: float, event: InstanceReported) -> list[GlobalAction]:
-        report = event.report
-        instance = self.ledger.hear(report)
+        name, batch_ends_s, measured, residents = event
+        instance = self.ledger.instances.get(name)
         if instance is None:
             return []
-        if report.measured is not None:
-            self._losses.pop(instance.spec.id, None)
-            tokens, rows, seconds = report.measured
+        if instance.batch_ends_s != batch_ends_s:
+            instance.batch_ends_s, instance.load = batch_ends_s, None
+        if measured is not None:
+            self._losses.pop(name, None)
+            tokens, rows, seconds = measured
             self._cost.observe(tokens, rows, instance.spec, seconds)
         actions: list[GlobalAction] = []
-        if report.residents:
+        if residents:
+            self.ledger.hear(residents)
             self.load_control.changed()
-            actions = self._make_way(now_s, instance) + self._migrate(now_s, instance)
+            actions = self._make_way(now_s, instance) + self._migrate(instance)
         if self._queue and self._is_too_late(self.ledger.requests[self._queue[0][2]], now_s):
             actions += self._place_queued(now_s)
         return actions
@@ -348,7 +353,7 @@ class GlobalScheduler:
                 return [tracked.ask_release(ReleasePoint.CUT, "lost, and others are in time")]
         return []
 
-    def _migrate(self, now_s: float, instance: TrackedInstance) -> list[GlobalAction]:
+    def _migrate(self, instance: TrackedInstance) -> list[GlobalAction]:
         """Ask one resident to go on elsewhere: the one that gets to its cut first."""
         if self._migration is None or instance.draining or len(instance.placed) < 2:
             return []
@@ -358,9 +363,9 @@ class GlobalScheduler:
             return []
         program = self._program
         tracked = min(rows, key=lambda t: program.tokens_to_cut(t.request, t.progress))
-        view = self.ledger.room(tracked.request, now_s)
         source = self.ledger.load_without_leavers(instance)
-        target = self._migration.target(tracked.request, source, view)
+        others = (o for o in self.ledger.with_room(tracked.request) if o.spec is not instance.spec)
+        target = self._migration.target(tracked.request, source, others)
         if target is None:
             return []
         self.ledger.expect(tracked, target)

@@ -1,13 +1,14 @@
 """What the global scheduler knows: every unfinished request, and what was promised where."""
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from stepserve.core.actions import Send
 from stepserve.core.events import SegmentReleased
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import ClusterView, InstanceLoad, InstanceReport, InstanceSpec
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, ResidentReport
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import ReleasePoint, Segment
@@ -50,7 +51,7 @@ class TrackedInstance:
     """One instance that is up, with reservations made for what was placed there."""
 
     spec: InstanceSpec
-    report: InstanceReport
+    batch_ends_s: float  # as predicted when it began; its last report when idle
     pages: PageLedger
     placed: dict[RequestId, int] = field(default_factory=dict)  # full lengths
     expected: dict[RequestId, int] = field(default_factory=dict)  # reserved for successors
@@ -59,20 +60,13 @@ class TrackedInstance:
     stopping: bool = False
     load: InstanceLoad | None = None  # as last worked out; None when something changed
 
-    def reserve(
-        self, held: dict[RequestId, int], request: Request, tokens: int, pages: int
-    ) -> None:
-        """Promise room to a request, under ``placed`` or ``expected``."""
-        self.pages.reserve(request.id, pages)
-        held[request.id] = tokens
-        self.resident_tokens += tokens
-        self.load = None
+    @property
+    def rank(self) -> "Rank":
+        """Its place among the others: the fewest resident tokens first, ties by name."""
+        return self.resident_tokens, self.spec.id, self
 
-    def release(self, held: dict[RequestId, int], request_id: RequestId) -> None:
-        """Take a promise back."""
-        self.pages.release(request_id)
-        self.resident_tokens -= held.pop(request_id)
-        self.load = None
+
+Rank = tuple[int, InstanceId, TrackedInstance]
 
 
 class Ledger:
@@ -87,13 +81,15 @@ class Ledger:
         self._admitted_limit = admitted_limit
         self.requests: dict[RequestId, Tracked] = {}
         self.instances: dict[InstanceId, TrackedInstance] = {}
+        self._ranks: list[Rank] = []  # of all instances, sorted
         self.admitted = 0  # requests that hold a segment
 
     def add_instance(self, spec: InstanceSpec, now_s: float) -> None:
         """An instance that holds nothing."""
         assert spec.id not in self.instances, "an instance comes up once before it is lost"
-        report = InstanceReport(spec.id, now_s, now_s)
-        self.instances[spec.id] = TrackedInstance(spec, report, PageLedger(spec.page_capacity))
+        instance = TrackedInstance(spec, now_s, PageLedger(spec.page_capacity))
+        self.instances[spec.id] = instance
+        bisect.insort(self._ranks, instance.rank)
 
     def remove_instance(self, instance: InstanceId) -> tuple[Tracked, ...]:
         """Forget an instance; returns the requests that were placed there, now without a place.
@@ -103,6 +99,7 @@ class Ledger:
         gone = self.instances.pop(instance, None)
         if gone is None:
             return ()
+        self._ranks.remove(gone.rank)
         for request_id in gone.expected:
             self.requests[request_id].successor = None
         placed = tuple(self.requests[request_id] for request_id in gone.placed)
@@ -110,19 +107,12 @@ class Ledger:
             self._leave(tracked)
         return placed
 
-    def hear(self, report: InstanceReport) -> TrackedInstance | None:
-        """Keep an instance's report, and what it says of its residents."""
-        instance = self.instances.get(report.instance)
-        if instance is None:
-            return None
-        if instance.report.batch_ends_s != report.batch_ends_s:
-            instance.load = None
-        instance.report = report
-        for row in report.residents:
+    def hear(self, residents: Iterable[ResidentReport]) -> None:
+        """Keep what an instance says of its residents."""
+        for row in residents:
             tracked = self.requests.get(row.request_id)
             if tracked is not None and tracked.segment is not None and tracked.epoch == row.epoch:
                 tracked.progress, tracked.forecast = row.progress, row.forecast
-        return instance
 
     def pages(self, request: Request, spec: InstanceSpec) -> int:
         """KV pages that the request needs on an instance."""
@@ -132,10 +122,9 @@ class Ledger:
         """Reserve what the segment needs under a new epoch; returns the stamped segment."""
         request, instance = tracked.request, self.instances[segment.instance]
         if tracked.successor == segment.instance:
-            instance.release(instance.expected, request.id)
+            self._release(instance, instance.expected, request.id)
         tracked.successor = None
-        pages, tokens = self.pages(request, instance.spec), self._program.full_tokens(request)
-        instance.reserve(instance.placed, request, tokens, pages)
+        self._reserve(instance, instance.placed, request)
         self.admitted += 1
         tracked.epoch += 1
         tracked.segment = replace(segment, epoch=tracked.epoch)
@@ -143,16 +132,15 @@ class Ledger:
 
     def expect(self, tracked: Tracked, instance_id: InstanceId) -> None:
         """Reserve room where a request is to go on."""
-        request, instance = tracked.request, self.instances[instance_id]
-        pages, tokens = self.pages(request, instance.spec), self._program.full_tokens(request)
-        instance.reserve(instance.expected, request, tokens, pages)
+        instance = self.instances[instance_id]
+        self._reserve(instance, instance.expected, tracked.request)
         tracked.successor = instance_id
 
     def forget_successor(self, tracked: Tracked) -> None:
         """Take back the room reserved where a request was to go on."""
         if tracked.successor is not None:
             instance = self.instances[tracked.successor]
-            instance.release(instance.expected, tracked.request.id)
+            self._release(instance, instance.expected, tracked.request.id)
             tracked.successor = None
 
     def unassign(self, tracked: Tracked) -> None:
@@ -160,8 +148,29 @@ class Ledger:
         segment = tracked.segment
         assert segment is not None, "a request without a segment holds no reservation"
         instance = self.instances[segment.instance]
-        instance.release(instance.placed, segment.request_id)
+        self._release(instance, instance.placed, segment.request_id)
         self._leave(tracked)
+
+    def _reserve(
+        self, instance: TrackedInstance, held: dict[RequestId, int], request: Request
+    ) -> None:
+        """Promise room to a request, under ``placed`` or ``expected``."""
+        instance.pages.reserve(request.id, self.pages(request, instance.spec))
+        held[request.id] = tokens = self._program.full_tokens(request)
+        self._add_tokens(instance, tokens)
+
+    def _release(
+        self, instance: TrackedInstance, held: dict[RequestId, int], request_id: RequestId
+    ) -> None:
+        """Take a promise back."""
+        instance.pages.release(request_id)
+        self._add_tokens(instance, -held.pop(request_id))
+
+    def _add_tokens(self, instance: TrackedInstance, tokens: int) -> None:
+        del self._ranks[bisect.bisect_left(self._ranks, instance.rank)]
+        instance.resident_tokens += tokens
+        instance.load = None
+        bisect.insort(self._ranks, instance.rank)
 
     def _leave(self, tracked: Tracked) -> None:
         tracked.segment = None
@@ -172,27 +181,24 @@ class Ledger:
         """The instances with room for the request, as policies see them."""
         if self._admitted_limit and self.admitted >= self._admitted_limit:
             return ClusterView(now_s, {})
-        return self.room(request, now_s)
+        return ClusterView(now_s, {load.spec.id: load for load in self.with_room(request)})
 
-    def room(self, request: Request, now_s: float) -> ClusterView:
-        """As ``view``, for a request that is admitted already."""
-        tokens = self._program.full_tokens(request)
+    def with_room(self, request: Request) -> Iterator[InstanceLoad]:
+        """Instances that have room for a request, those with the fewest resident tokens first."""
+        most, tokens = self._resident_tokens, self._program.full_tokens(request)
         kv_tokens = self._program.kv_tokens(request)
-        most = self._resident_tokens
         page_tokens = pages = 0
-        loads = {}
-        for load in self.loads():
-            spec = load.spec
+        for resident_tokens, _, instance in self._ranks:
+            if most and resident_tokens and resident_tokens + tokens > most:
+                return  # nor has any further one
+            spec = instance.spec
             if spec.page_tokens != page_tokens:  # the same of all instances, as a rule
                 page_tokens = spec.page_tokens
                 pages = pages_for(kv_tokens, page_tokens)
-            if (
-                load.residents < spec.max_residents
-                and load.free_pages >= pages
-                and (not most or not load.residents or load.resident_tokens + tokens <= most)
-            ):
-                loads[spec.id] = load
-        return ClusterView(now_s, loads)
+            if not instance.draining and instance.pages.free >= pages:
+                load = instance.load or self.load(instance)
+                if load.residents < spec.max_residents:
+                    yield load
 
     def loads(self) -> Iterable[InstanceLoad]:
         """Every instance that takes work, in the order they came up."""
@@ -208,7 +214,7 @@ class Ledger:
                 residents=len(instance.placed) + len(instance.expected),
                 resident_tokens=instance.resident_tokens,
                 free_pages=instance.pages.free,
-                batch_ends_s=instance.report.batch_ends_s,
+                batch_ends_s=instance.batch_ends_s,
             )
         return instance.load
 
@@ -223,8 +229,8 @@ class Ledger:
 
     def can_ever_hold(self, request: Request) -> bool:
         """Whether an empty instance could hold the request (true while none is up)."""
-        specs = [instance.spec for instance in self.instances.values()]
-        return not specs or self.fits_one_of(request, specs)
+        specs = (instance.spec for instance in self.instances.values())
+        return not self.instances or self.fits_one_of(request, specs)
 
     def fits_one_of(self, request: Request, specs: Iterable[InstanceSpec]) -> bool:
         """Whether an empty instance of one of these kinds could hold the request."""

@@ -33,7 +33,7 @@ class LoadControl:
         self._cost = cost
         self._every_s = every_s
         self._next_s = -math.inf
-        self._stale = False
+        self.stale = False  # whether ``update`` may have something to do
         self._level = 0
 
     def admit(self, tracked: Tracked) -> None:
@@ -45,17 +45,17 @@ class LoadControl:
         if tracked.forecast is not None and self._level:
             thresholds = tracked.forecast.thresholds
             tracked.cap = thresholds[min(self._level, len(thresholds) - 1)]
-        self._stale = True
+        self.stale = True
 
     def changed(self) -> None:
         """Demand is no longer what the caps were worked out from."""
-        self._stale = True
+        self.stale = True
 
     def update(self, now_s: float, ledger: Ledger) -> list[GlobalAction]:
         """Work the caps out anew if they are stale and it is time; tell who has a new one."""
-        if not self._stale or now_s < self._next_s or self._policy is None:
+        if not self.stale or now_s < self._next_s or self._policy is None:
             return []
-        self._stale, self._next_s = False, now_s + self._every_s
+        self.stale, self._next_s = False, now_s + self._every_s
         specs = [instance.spec for instance in ledger.instances.values() if not instance.draining]
         rows = [t for t in ledger.requests.values() if t.forecast is not None and not t.makes_way]
         if not specs or not rows:

@@ -6,6 +6,7 @@ composed.
 """
 
 import math
+from collections.abc import Sequence
 
 from stepserve.core.actions import FreeState, LoadState, LocalAction, Predict, Report, RunBatch
 from stepserve.core.events import (
@@ -19,7 +20,7 @@ from stepserve.core.events import (
     SegmentReleased,
 )
 from stepserve.core.ids import RequestId
-from stepserve.core.instance import InstanceReport, InstanceSpec, ResidentReport
+from stepserve.core.instance import InstanceSpec, ResidentReport
 from stepserve.core.protocols import (
     BatchingPolicy,
     CostModel,
@@ -29,7 +30,7 @@ from stepserve.core.protocols import (
 )
 from stepserve.core.resident import Resident
 from stepserve.core.segment import ReleasePoint, SegmentEnd
-from stepserve.core.step import Batch
+from stepserve.core.step import Batch, Step
 
 from .pages import PageLedger, pages_for
 
@@ -136,9 +137,9 @@ class LocalScheduler:
         if batch is None or batch.id != event.batch_id:
             return []
         self._running = None
-        tokens, rows = self._running_tokens, len(batch.steps)
-        self._measured = (tokens, rows, event.seconds)
-        self._cost.observe(tokens, rows, self.spec, event.seconds)
+        tokens, rows, seconds = self._running_tokens, len(batch.steps), event.seconds
+        self._measured = tokens, rows, seconds
+        self._cost.observe(tokens, rows, self.spec, seconds)
         actions: list[LocalAction] = []
         residents, advance = self.residents, self._program.advance
         predict_every_tokens = self._predict_every_tokens
@@ -153,7 +154,6 @@ class LocalScheduler:
                 progress.settled - resident.forecast_settled >= predict_every_tokens
                 or progress.finished is not None
                 or resident.release is not None
-                or outcome.error is not None
             ):
                 actions += self._after_step(resident, outcome.error)
         if not residents:
@@ -163,9 +163,8 @@ class LocalScheduler:
     def _report(self, now_s: float, ends_s: float, why: str) -> LocalAction:
         """One message a batch: what the last one took, until when the next one runs."""
         residents = self._resident_reports(now_s) if now_s >= self._next_report_s else ()
-        report = InstanceReport(self.spec.id, now_s, ends_s, self._measured, residents)
-        self._measured = None
-        return Report(InstanceReported(report), why)
+        measured, self._measured = self._measured, None
+        return Report(InstanceReported(self.spec.id, ends_s, measured, residents), why)
 
     def _resident_reports(self, now_s: float) -> tuple[ResidentReport, ...]:
         """What became of everybody, every now and then."""
@@ -203,16 +202,30 @@ class LocalScheduler:
         return [FreeState(request_id, end.value), Report(ended, end.value)]
 
     def _start_batch(self, now_s: float) -> list[LocalAction]:
-        residents = list(self.residents.values())
-        pace = self._batching.pace(residents, self.spec)
+        residents, spec = list(self.residents.values()), self.spec
+        pace = self._batching.pace(residents, spec)
         next_step, pick = self._program.next_step, self._threshold.pick
-        candidates = [
-            (r, next_step(r.request, r.progress, r.has_state, pick(r, pace, now_s)))
-            for r in residents
+        due = [
+            next_step(r.request, r.progress, r.has_state, pick(r, pace, now_s)) for r in residents
         ]
-        steps = self._batching.compose(candidates, self.spec, now_s)
+        if len(due) == 1:  # nothing to be chosen
+            steps = tuple(due)
+            residents[0].skipped = 0
+        else:
+            steps = self._batching.compose(list(zip(residents, due, strict=True)), spec, now_s)
+            self._count_skips(residents, steps)
         if self._refresh is not None:
-            steps = self._refresh.upgrade(self.residents, steps, pace, self.spec, now_s)
+            steps = self._refresh.upgrade(self.residents, steps, pace, spec, now_s)
+        tokens = sum([step.query_tokens for step in steps])
+        seconds = self._cost.step_time_s(tokens, len(steps), spec)
+        self._running = batch = Batch(self._next_batch_id, steps)
+        self._running_tokens = tokens
+        self._next_batch_id += 1
+        run = RunBatch(batch, tokens, len(residents), seconds)
+        return [run, self._report(now_s, now_s + seconds, "a batch begins")]
+
+    def _count_skips(self, residents: Sequence[Resident], steps: Sequence[Step]) -> None:
+        """For how many batches in a row everybody has been left out."""
         if len(steps) == len(residents):
             for resident in residents:
                 resident.skipped = 0
@@ -220,13 +233,6 @@ class LocalScheduler:
             chosen = {step.request_id for step in steps}
             for resident in residents:
                 resident.skipped = 0 if resident.request.id in chosen else resident.skipped + 1
-        tokens = sum([step.query_tokens for step in steps])
-        self._running = Batch(self._next_batch_id, steps)
-        self._running_tokens = tokens
-        self._next_batch_id += 1
-        seconds = self._cost.step_time_s(tokens, len(steps), self.spec)
-        why = f"{len(steps)} of {len(residents)} residents, predicted {seconds * 1e3:.2f} ms"
-        return [RunBatch(self._running, why), self._report(now_s, now_s + seconds, why)]
 
     def _runs(self, request_id: RequestId) -> bool:
         batch = self._running

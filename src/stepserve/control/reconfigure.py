@@ -59,7 +59,7 @@ class Reconfiguration:
         """With ``planner = "none"`` nothing is ever planned."""
         self._config = config
         self._cost = cost
-        self._on = config.planner != "none"
+        self.on = config.planner != "none"
         self._next_s = -math.inf  # the first period begins with the first event
         self._asked: tuple[Slot, ...] | None = None  # for a plan, when this was the layout
         self._window = _Window(0.0)
@@ -76,7 +76,7 @@ class Reconfiguration:
     def count(self, tracked: Tracked) -> None:
         """A request arrived and has its forecast."""
         request, forecast = tracked.request, tracked.forecast
-        if not self._on or request.slo.e2e_s is None or forecast is None:
+        if not self.on or request.slo.e2e_s is None or forecast is None:
             return
         window = self._window
         key = request.prompt_tokens, request.max_output_tokens
@@ -99,7 +99,7 @@ class Reconfiguration:
 
     def ask(self, now_s: float, ledger: Ledger) -> list[GlobalAction]:
         """Ask for a plan if it is time, nothing is being changed, and there was demand."""
-        if not self._on or now_s < self._next_s or self._asked is not None:
+        if not self.on or now_s < self._next_s or self._asked is not None:
             return []
         if self.under_way or self._rebuilding:
             return []
@@ -197,7 +197,9 @@ class Reconfiguration:
             gpus_per_node=tuple(self._gpus.get(node, 0) for node in range(max(self._gpus) + 1)),
             tp_degrees=self._config.tp_degrees,
             classes=tuple(
-                WorkloadClass(*key, margin * sum(slos) / len(slos), HEADROOM * len(slos) / span_s)
+                WorkloadClass(
+                    *key, margin * sum(slos, 0.0) / len(slos), HEADROOM * len(slos) / span_s
+                )
                 for key, slos in sorted(classes.items())
             ),
             thresholds=self._config.thresholds,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepserve.core.forecast import StepForecast
-from stepserve.core.ids import RequestId
-from stepserve.core.instance import InstanceReport, InstanceSpec
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import InstanceSpec, ResidentReport
 from stepserve.core.plan import ClusterPlan
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
@@ -91,9 +91,17 @@ class InstanceUp:
 
 
 class InstanceReported(NamedTuple):
-    """An instance's periodic report."""
+    """An instance begins a batch, or has nothing to run.
 
-    report: InstanceReport
+    ``batch_ends_s`` predicts the end of the batch (now, when idle). ``measured`` is the
+    tokens, rows and seconds of the batch that just ended, for the listener's cost model.
+    ``residents`` come along every now and then (``ControlConfig.report_every_s``).
+    """
+
+    instance: InstanceId
+    batch_ends_s: float
+    measured: tuple[int, int, float] | None = None
+    residents: tuple[ResidentReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,21 +34,6 @@ class ResidentReport(NamedTuple):
     forecast: StepForecast
 
 
-class InstanceReport(NamedTuple):
-    """What an instance last said, and when.
-
-    ``batch_ends_s`` predicts the end of the running batch (``at_s`` when idle). ``measured``
-    is the tokens, rows and seconds of the batch that just ended, for the listener's cost model.
-    ``residents`` come along every now and then (``ControlConfig.report_every_s``).
-    """
-
-    instance: InstanceId
-    at_s: float
-    batch_ends_s: float
-    measured: tuple[int, int, float] | None = None
-    residents: tuple[ResidentReport, ...] = ()
-
-
 class InstanceLoad(NamedTuple):
     """What the global scheduler knows of an instance: promises made, not only reports heard.
 

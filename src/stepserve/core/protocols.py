@@ -1,6 +1,6 @@
 """The ports: what the control plane asks of the parts around it, and the policies' shapes."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,9 +109,13 @@ class MigrationPolicy(Protocol):
     """Chooses whether and where a resident should go on elsewhere."""
 
     def target(
-        self, request: Request, source: InstanceLoad, view: ClusterView
+        self, request: Request, source: InstanceLoad, others: Iterator[InstanceLoad]
     ) -> InstanceId | None:
-        """A better instance than ``source`` among those with room, if there is one."""
+        """A better instance than ``source`` among the others with room, if there is one.
+
+        The others come with the fewest resident tokens first, ties by instance id, and are
+        looked up as they are asked for: a policy that needs one does not pay for all.
+        """
         ...
 
 

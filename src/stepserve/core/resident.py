@@ -1,14 +1,14 @@
 """A request as the instance that holds it sees it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.request import Progress, Request
 from stepserve.core.segment import ReleasePoint, Segment
 
 
-@dataclass(frozen=True, slots=True)
-class StepPace:
+class StepPace(NamedTuple):
     """Seconds that one more heavy and one more light step of a request are expected to take."""
 
     heavy_s: float

@@ -6,6 +6,7 @@ settled per step by threshold, and the output length at which requests end.
 """
 
 import bisect
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,7 @@ class MeanYield:
         self._thresholds = sorted(yields.tokens_per_step)
         self._per_step = [yields.tokens_per_step[t] for t in self._thresholds]
         self._output_tokens = yields.output_tokens
+        self._bounds = [(a + b) / 2 for a, b in itertools.pairwise(self._thresholds)]
 
     def remaining_steps(
         self, request: Request, progress: Progress, thresholds: Sequence[float]
@@ -97,14 +99,11 @@ class MeanYield:
         """
         if step.threshold is None or outcome.error is not None or outcome.forced > 1:
             return
-        index = self._nearest(step.threshold)
-        self._per_step[index] += LEARNING_RATE * (outcome.settled - self._per_step[index])
-        self._per_step[index] = max(1.0, self._per_step[index])
+        index = bisect.bisect_left(self._bounds, step.threshold)
+        mean = self._per_step[index]
+        self._per_step[index] = max(1.0, mean + LEARNING_RATE * (outcome.settled - mean))
         if outcome.finished is FinishReason.STOP:
             self._output_tokens += LEARNING_RATE * (outcome.emitted - self._output_tokens)
-
-    def _nearest(self, threshold: float) -> int:
-        return min(range(len(self._thresholds)), key=lambda i: abs(self._thresholds[i] - threshold))
 
     def _yield(self, threshold: float) -> float:
         """Tokens per step, linear between known thresholds, constant beyond them."""

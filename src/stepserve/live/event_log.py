@@ -27,7 +27,7 @@ from stepserve.cost.step_table import StepProfile
 
 from .recording import Handled
 
-FORMAT = "stepserve event log 1"
+FORMAT = "stepserve event log 2"
 
 Scheduler = tuple[InstanceId | None, int]
 """Instance and incarnation of a local scheduler; ``(None, 0)``: the global one."""

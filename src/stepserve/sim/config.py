@@ -24,8 +24,8 @@ from stepserve.core.config import ControlConfig, from_table
 from stepserve.core.errors import FieldError
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope
 
+from .delays import Delays
 from .faults import FaultConfig
-from .world import Delays
 
 
 def _one_of(name: str, value: str, known: Any) -> None:

@@ -101,7 +101,7 @@ def split(total: int, weights: Sequence[float], sizes: Sequence[int]) -> list[in
     A total that cannot be spread so is moved to the nearest that can.
     """
     total = min(max(total, len(sizes)), sum(sizes))
-    unit = total / sum(weights)
+    unit = total / sum(weights, 0.0)
     counts = [min(s, max(1, round(unit * w))) for w, s in zip(weights, sizes, strict=True)]
     missing = total - sum(counts)
     while missing:

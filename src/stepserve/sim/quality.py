@@ -80,7 +80,7 @@ class StageUse:
     def mean_threshold(self) -> float:
         """Token-weighted; the highest one if nothing settled."""
         tokens = sum(self._tokens)
-        return sum(self._thresholds) / tokens if tokens else _THRESHOLDS[-1]
+        return sum(self._thresholds, 0.0) / tokens if tokens else _THRESHOLDS[-1]
 
 
 def base_accuracy(model: str, dataset: str) -> float:

@@ -15,7 +15,7 @@ recompute step costs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -34,7 +34,7 @@ from stepserve.core.actions import (
     SolvePlan,
     Stop,
 )
-from stepserve.core.errors import FieldError, StepserveError
+from stepserve.core.errors import StepserveError
 from stepserve.core.events import (
     BatchDone,
     GlobalEvent,
@@ -56,6 +56,7 @@ from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import SegmentEnd
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
 
+from .delays import Delays
 from .faults import FaultConfig, Faults
 from .quality import StageUse
 from .record import Record
@@ -64,29 +65,6 @@ from .rows import Rows
 _RECOMPUTE = StepKind.RECOMPUTE
 BATCH_ENDS, ANSWER, MESSAGE, CLIENT = range(4)
 """Priorities of events at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """How long things take that no cost model knows (dilaserve.md C6, C7, C9).
-
-    ``message_s`` is one way between schedulers; ``predict_s`` covers asking and answering;
-    ``detect_s`` passes between the loss of an instance and the news of it; ``rebuild_s`` until
-    a new instance is up: 60 to 90 s for weights, processes and graph capture.
-    """
-
-    message_s: float = 0.0005
-    predict_s: float = 0.001
-    plan_s: float = 5.0
-    stop_s: float = 5.0
-    rebuild_s: float = 75.0
-    detect_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a negative time."""
-        for field in fields(self):
-            if not getattr(self, field.name) >= 0.0:
-                raise FieldError(f"delays.{field.name}", "must not be negative")
 
 
 @dataclass(slots=True, eq=False)
@@ -187,15 +165,15 @@ class World:
 
     def run(self, limit: int | None = None) -> None:
         """Until nothing more happens. Raises StepserveError after ``limit`` events, if given."""
-        heap = self._heap
+        heap, after_event = self._heap, self.after_event
         while heap:
             self.events += 1
             if limit is not None and self.events > limit:
                 raise StepserveError(f"the world does not come to rest in {limit} events")
             self.now_s, _, _, call, a, b = heappop(heap)
             call(a, b)
-            if self.after_event:
-                self.after_event()
+            if after_event is not None:
+                after_event()
 
     @property
     def over(self) -> bool:
@@ -335,10 +313,10 @@ class World:
         if not instance.alive:
             return
         for action in instance.handle(self.now_s, event):  # isinstance: faster than match here
-            if isinstance(action, Report):
+            if isinstance(action, RunBatch):
+                self._run_batch(instance, action.batch, action.query_tokens)
+            elif isinstance(action, Report):
                 self._message(instance, action.event)
-            elif isinstance(action, RunBatch):
-                self._run_batch(instance, action.batch)
             elif isinstance(action, Predict):
                 request = action.request
                 forecast = self._predict(request, action.progress, action.thresholds)
@@ -350,11 +328,11 @@ class World:
             else:
                 self._rows.free(instance.spec.id, action.request_id)
 
-    def _run_batch(self, instance: Instance, batch: Batch) -> None:
-        seconds = self._true_s(batch.query_tokens, len(batch.steps), instance.spec)
-        seconds *= instance.slow
+    def _run_batch(self, instance: Instance, batch: Batch, query_tokens: int) -> None:
+        seconds = self._true_s(query_tokens, len(batch.steps), instance.spec) * instance.slow
         if self.faults.steps_vary:
             seconds *= self.faults.noise()
+        seconds += max(0.0, self.delays.warm_up_s - self.now_s)
         self.at(self.now_s + seconds, BATCH_ENDS, self._batch_ends, instance, (batch, seconds))
 
     def _message(self, instance: Instance, event: GlobalEvent) -> None:
@@ -382,12 +360,13 @@ class World:
         self.batches += 1
         records = self.records
         for step, outcome in zip(batch.steps, outcomes, strict=True):
-            record, settled = records[step.request_id], outcome.settled
+            request_id, kind, _, _, threshold = step
+            record, settled = records[request_id], outcome.settled
             if record.tokens and not record.tokens % record.request.diffusion.block_tokens:
                 record.open_block(step)
-            record.use.settle(record.tokens, settled, step.threshold or 1.0)
+            record.use.settle(record.tokens, settled, threshold or 1.0)
             record.tokens += settled
-            if step.kind is _RECOMPUTE:
+            if kind is _RECOMPUTE:
                 record.refreshes += 1
         for learn in self._learn:
             for step, outcome in zip(batch.steps, outcomes, strict=True):

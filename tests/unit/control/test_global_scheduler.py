@@ -13,7 +13,6 @@ from stepserve.core.events import (
     SegmentReleased,
 )
 from stepserve.core.ids import InstanceId
-from stepserve.core.instance import InstanceReport
 from stepserve.core.request import CacheMode, FinishReason, OnMiss, Progress
 from stepserve.core.segment import ReleasePoint, SegmentEnd
 from support.scripted_cluster import ScriptedCluster
@@ -100,8 +99,7 @@ def test_a_batch_that_succeeds_forgives_earlier_losses():
     cluster = Cluster(spec)
     cluster.tell(InstanceLost(spec, ()))
     cluster.tell(InstanceUp(spec))
-    report = InstanceReport(spec.id, 1.0, 1.0, (64, 2, 0.01))
-    cluster.tell(InstanceReported(report))
+    cluster.tell(InstanceReported(spec.id, 1.0, (64, 2, 0.01)))
     (rebuild,) = cluster.tell(InstanceLost(spec, ()))
     assert rebuild.after_s == 0.0
 

@@ -5,16 +5,16 @@ is worth it if a step there, the newcomer at full length included, takes less th
 takes now. Deviation (C6): a relative gain is asked for, so that nobody ping-pongs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from stepserve.core.ids import InstanceId
-from stepserve.core.instance import ClusterView, InstanceLoad
+from stepserve.core.instance import InstanceLoad
 from stepserve.core.protocols import CostModel
 from stepserve.core.request import Request
 
 
 class FasterElsewhere:
-    """A ``MigrationPolicy``; ties by instance id."""
+    """A ``MigrationPolicy``."""
 
     def __init__(self, cost: CostModel, full_tokens: Callable[[Request], int], gain: float) -> None:
         """``gain``: share by which the step must be faster."""
@@ -23,13 +23,12 @@ class FasterElsewhere:
         self._gain = gain
 
     def target(
-        self, request: Request, source: InstanceLoad, view: ClusterView
+        self, request: Request, source: InstanceLoad, others: Iterator[InstanceLoad]
     ) -> InstanceId | None:
         """See ``MigrationPolicy.target``."""
-        others = [load for load in view.loads.values() if load.spec.id != source.spec.id]
-        if not others:
+        best = next(others, None)
+        if best is None:
             return None
-        best = min(others, key=lambda load: (load.resident_tokens, load.spec.id))
         tokens = best.resident_tokens + self._full_tokens(request)
         there_s = self._cost.step_time_s(tokens, best.residents + 1, best.spec)
         here_s = self._cost.step_time_s(source.resident_tokens, source.residents, source.spec)

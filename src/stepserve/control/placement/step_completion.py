@@ -7,7 +7,7 @@ worst-case load). Deviation (C6): the published code leaves out the running batc
 
 from collections.abc import Callable
 
-from stepserve.core.instance import ClusterView, InstanceLoad
+from stepserve.core.instance import ClusterView
 from stepserve.core.protocols import CostModel
 from stepserve.core.request import Progress, Request
 from stepserve.core.segment import Segment
@@ -22,13 +22,11 @@ class StepCompletion:
 
     def place(self, request: Request, progress: Progress, view: ClusterView) -> tuple[Segment, ...]:
         """See ``PlacementPolicy.place``."""
-        extra = self._full_tokens(request)
-
-        def completion(load: InstanceLoad) -> tuple[float, str]:
-            tokens = load.resident_tokens + extra
-            wait_s = max(0.0, load.batch_ends_s - view.at_s)
-            step_s = self._cost.step_time_s(tokens, load.residents + 1, load.spec)
-            return wait_s + step_s, load.spec.id
-
-        load = min(view.loads.values(), key=completion)
-        return (Segment(request.id, 0, progress.settled, None, load.spec.id, epoch=0),)
+        extra, now_s, step_time_s = self._full_tokens(request), view.at_s, self._cost.step_time_s
+        completions = []
+        for name, (spec, residents, resident_tokens, _, batch_ends_s) in view.loads.items():
+            step_s = step_time_s(resident_tokens + extra, residents + 1, spec)
+            wait_s = batch_ends_s - now_s
+            completions.append((wait_s + step_s if wait_s > 0.0 else step_s, name))
+        _, first = min(completions)
+        return (Segment(request.id, 0, progress.settled, None, first, epoch=0),)

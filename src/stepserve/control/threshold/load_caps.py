@@ -64,14 +64,15 @@ class LoadCaps:
             degree: tokens_per_s(self._cost, spec, self._batch_tokens, block)
             for degree, spec in {spec.tp_degree: spec for spec in specs}.items()
         }
-        supply = self._utilisation * sum(slos) / len(slos) * sum(rates[spec.tp_degree] for spec in specs)
+        horizon_s = sum(slos, 0.0) / len(slos)
+        supply = self._utilisation * horizon_s * sum(rates[spec.tp_degree] for spec in specs)
         order = sorted(range(len(demands)), key=lambda i: -demands[i].done)  # stable: by arrival
         tokens = [demand.tokens for demand in demands]
         least = [
             row[-1 if demand.can_be_lowered else 0]
             for demand, row in zip(demands, tokens, strict=True)
         ]
-        rest = sum(least)
+        rest = sum(least, 0.0)
         caps, used = [0.0] * len(demands), 0.0
         for index in order:
             demand = demands[index]

@@ -1,0 +1,30 @@
+"""How long things take that no cost model knows."""
+
+from dataclasses import dataclass, fields
+
+from stepserve.core.errors import FieldError
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """From asking for something to having it (dilaserve.md C6, C7, C9).
+
+    ``message_s`` is one way between schedulers; ``predict_s`` covers asking and answering;
+    ``detect_s`` passes between the loss of an instance and the news of it; ``rebuild_s`` until
+    a new instance is up: 60 to 90 s for weights, processes and graph capture. Until
+    ``warm_up_s`` of a run no step ends: what the first batches of a fresh process wait for.
+    """
+
+    message_s: float = 0.0005
+    predict_s: float = 0.001
+    plan_s: float = 5.0
+    stop_s: float = 5.0
+    rebuild_s: float = 75.0
+    detect_s: float = 1.0
+    warm_up_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises FieldError for a negative time."""
+        for field in fields(self):
+            if not getattr(self, field.name) >= 0.0:
+                raise FieldError(f"delays.{field.name}", "must not be negative")
