@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import functools
 import os
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         outcomes[point] = outcome
         console.print(f"{len(outcomes)}/{total}  {_line(outcome.row)}", highlight=False)
     console.print(_table([outcomes[point].row for point in points(experiment)]))
-    save(args.out / "results.json", results(experiment, _command(args), outcomes))
+    save(args.out / "results.json", results(experiment, _command(args), _commit(), outcomes))
     save(args.out / "timing.json", timings(experiment, outcomes))
     return 0
 
@@ -175,6 +176,15 @@ def _command(args: argparse.Namespace) -> str:
     words += ["--quick"] if args.quick else []
     words += ["--seed", *map(str, args.seed)] if args.seed else []
     return " ".join(words)
+
+
+def _commit() -> str | None:
+    """The revision of the checkout that this package belongs to, ``-dirty`` if changed since."""
+    call = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None  # no git, or an installed package
 
 
 def _cell(row: dict[str, Any], name: str) -> str:

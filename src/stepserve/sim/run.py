@@ -228,11 +228,14 @@ def run_points(
             pool.shutdown(cancel_futures=True)
 
 
-def results(experiment: Experiment, command: str, outcomes: dict[Point, Outcome]) -> dict[str, Any]:
+def results(
+    experiment: Experiment, command: str, commit: str | None, outcomes: dict[Point, Outcome]
+) -> dict[str, Any]:
     """The content of ``results.json``: nothing in it depends on the machine."""
     ordered = [(point, outcomes[point]) for point in points(experiment)]
     content: dict[str, Any] = {
         "command": command,
+        "commit": commit,
         "config": experiment.as_table(),
         "seeds": list(experiment.setting.seeds),
         "rows": [outcome.row for _, outcome in ordered],
