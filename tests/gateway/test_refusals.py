@@ -86,6 +86,7 @@ INVALID = [
     ({"slo": {"class": "gold"}}, "slo.class"),
     ({"slo": {"on_miss": "drop"}}, "slo.on_miss"),
     ({"slo": {"weight": 2}}, "slo.weight"),
+    ({"slo": {"weight": 0}}, "slo.weight"),
     ({"slo": {"e2e": 5}}, "slo.e2e"),
     ({"dlm": {"steps": 5}}, "dlm.steps"),
     ({"dlm": {"algorithm": "entropy"}}, "dlm.algorithm"),

@@ -1,6 +1,7 @@
 """``stepserve simulate`` from config to files: same seed, same bytes, and the books balance."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from stepserve.core.protocols import BatchResult
 from stepserve.core.request import Progress
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
 from stepserve.sim import traced
-from stepserve.sim.config import Setting
+from stepserve.sim.config import Experiment, Setting
 from stepserve.sim.outcomes import TraceOutcomes
 from stepserve.sim.results import rounded
 from stepserve.sim.rows import ExecutorRows, TraceRows
-from stepserve.sim.run import Point, simulate
+from stepserve.sim.run import Point, run_point, simulate
 from stepserve.sim.systems import SYSTEMS
 from support.toy_world import make_request
 
@@ -190,6 +191,29 @@ def test_requests_that_end_by_themselves_take_fewer_steps():
         world, _ = simulate(setting, SYSTEMS["infaas"], load, 0)
         steps[early_stop] = sum(r.progress.steps for r in world.records.values())
     assert steps[True] < 0.8 * steps[False]
+
+
+def test_classes_have_their_share_weight_and_deadline_and_are_told_apart():
+    setting = Setting(
+        nodes=(4,),
+        requests=200,
+        class_shares=(1.0, 3.0),
+        class_weights=(4.0, 1.0),
+        class_deadlines=(0.5, 2.0),
+    )
+    name = "stepserve-marginal-caps"
+    system = replace(SYSTEMS[name], predictor="mean")
+    experiment, point = Experiment(setting, {name: system}), Point(name, 1.0, 5.0, 0)
+    load = traced.make_load(setting, system, point)
+    told = {(r.slo.slo_class, r.slo.weight, round(r.slo.e2e_s, 6)) for r in load.requests}
+    assert told == {("class0", 4.0, 4.75), ("class1", 1.0, 19.0)}
+    row = run_point(experiment, point, load).row
+    first, second = row["classes"]["class0"], row["classes"]["class1"]
+    assert first["requests"] + second["requests"] == 200
+    assert 30 <= first["requests"] <= 70
+    shares = 4.0 * first["requests"], 1.0 * second["requests"]
+    weighted = shares[0] * first["accuracy"] + shares[1] * second["accuracy"]
+    assert row["accuracy_weighted"] == pytest.approx(weighted / sum(shares))
 
 
 BUNDLED = """

@@ -14,7 +14,7 @@ def random_config(seed):
         placement=rng.choice(["least_loaded", "step_completion"]),
         batching=rng.choice(["all_resident", "latency_budget"]),
         threshold=rng.choice(["fixed", "deadline_fit", "at_cap"]),
-        load_control=rng.choice(["none", "load_caps"]),
+        load_control=rng.choice(["none", "load_caps", "horizon_caps", "marginal_caps"]),
         migration=rng.choice(["none", "recompute_step", "any_step"]),
         planner=rng.choice(["none", "greedy", "greedy"]),
         queue=rng.choice(["deadline", "fcfs", "fcfs_drop"]),

@@ -22,7 +22,7 @@ from stepserve.engine.bundled.tasks import Problem, correct
 from stepserve.engine.bundled.vocabulary import EOS, prompt_ids
 from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
-from stepserve.sim.cluster import Profiles, make_request
+from stepserve.sim.cluster import Profiles, make_request, slo_classes
 from stepserve.sim.config import Setting, System
 from stepserve.sim.datasets import SimRequest
 from stepserve.sim.record import Record
@@ -74,12 +74,14 @@ def make_load(setting: Setting, system: System, point: Point) -> BundledLoad:
     cv = 0.0 if setting.arrivals == "constant" else 1.0
     curve = RateCurve.constant(point.rate_per_gpu_per_s * setting.gpus)
     arrivals = renewal(curve, cv, np.random.default_rng(point.seed), requests=len(problems))
+    classes = slo_classes(setting, point.seed, len(problems))
     requests, payloads = [], {}
     for index, (problem, arrival) in enumerate(zip(problems, arrivals, strict=True)):
         payload = Payload(tuple(prompt_ids(tokenizer, problem.prompt)))
         limit = loaded.default_max_tokens
         drawn = SimRequest(index, arrival.at_s, len(payload.prompt_ids), limit)
-        request = make_request(setting, system, drawn, setting.base_s * point.slo_multiple)
+        e2e_s = setting.base_s * point.slo_multiple
+        request = make_request(setting, system, drawn, e2e_s, classes[index])
         requests.append(request)
         payloads[request.id] = payload
     return BundledLoad(

@@ -68,9 +68,9 @@ class Summary:
 
     Latencies are of completed requests and count from the time a request was due.
     Formulas are those of ``stepserve.metrics``: ``text_gap_s`` pools the times between text
-    events (TBT), ``tpot_s`` is amortised over the tokens of each request. Goodput counts what
-    met its deadline (everything completed, without one). ``threshold_mean`` weighs the server's
-    mean of each request by its tokens.
+    events (TBT), ``token_gap_s`` the same shared out over tokens, ``tpot_s`` is amortised over
+    the tokens of each request. Goodput counts what met its deadline (everything completed,
+    without one). ``threshold_mean`` weighs the server's mean of each request by its tokens.
     """
 
     requests: int
@@ -82,6 +82,7 @@ class Summary:
     ttft_s: Spread | None
     e2e_s: Spread | None
     text_gap_s: Spread | None
+    token_gap_s: Spread | None
     tpot_s: Spread | None
     goodput_requests_per_s: float
     goodput_tokens_per_s: float | None
@@ -153,6 +154,9 @@ def summarise(scored: Sequence[Scored]) -> Summary:
         ttft_s=Spread.of(s for t in traces if (s := latency.ttft_s(t)) is not None),
         e2e_s=Spread.of(map(latency.e2e_s, traces)),
         text_gap_s=Spread.of(gap for t in traces for gap in latency.tbt_s(t)),
+        token_gap_s=Spread.of(
+            gap for d in done if running(d) for gap in latency.token_gaps_s(d.trace)
+        ),
         tpot_s=Spread.of(s for d in done if (s := tpot_s(d)) is not None),
         goodput_requests_per_s=slo.goodput_requests_per_s(served, duration_s),
         goodput_tokens_per_s=slo.goodput_tokens_per_s(served, duration_s) if counted else None,
@@ -163,11 +167,16 @@ def summarise(scored: Sequence[Scored]) -> Summary:
     )
 
 
+def running(scored: Scored) -> bool:
+    """Whether every text event told how many tokens there were so far."""
+    events = scored.record.reply.events
+    return bool(events) and all(event.tokens for event in events)
+
+
 def tpot_s(scored: Scored) -> float | None:
     """Amortised time per token; ``None`` if the tokens of the text events were not told."""
     reply = scored.record.reply
-    running = bool(reply.events) and all(event.tokens for event in reply.events)
-    known = running or (len(reply.events) == 1 and reply.tokens)
+    known = running(scored) or (len(reply.events) == 1 and reply.tokens)
     return latency.tpot_s(scored.trace) if known else None
 
 

@@ -91,7 +91,10 @@ def run(args: argparse.Namespace) -> int:
     for point, outcome in run_points(experiment, one, args.jobs):
         outcomes[point] = outcome
         console.print(f"{len(outcomes)}/{total}  {_line(outcome.row)}", highlight=False)
-    console.print(_table([outcomes[point].row for point in points(experiment)]))
+    rows = [outcomes[point].row for point in points(experiment)]
+    console.print(_table(rows))
+    if "classes" in rows[0]:
+        console.print(_class_table(rows))
     save(args.out / "results.json", results(experiment, _command(args), _commit(), outcomes))
     save(args.out / "timing.json", timings(experiment, outcomes))
     return 0
@@ -202,4 +205,25 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="left" if name == "system" else "right")
     for row in rows:
         table.add_row(*(_cell(row, name) for name in COLUMNS))
+    return table
+
+
+def _class_table(rows: list[dict[str, Any]]) -> Table:
+    """Per SLO class, attainment / accuracy; the accuracy of all is weighted."""
+    names = [*COLUMNS][:4]
+    classes = list(rows[0]["classes"])
+    table = Table()
+    for name in (*names, *classes, "accuracy_weighted"):
+        table.add_column(name, justify="left" if name == "system" else "right")
+    for row in rows:
+        cells = [
+            " / ".join(_cell(row["classes"][name], part) for part in ("attainment", "accuracy"))
+            for name in classes
+        ]
+        weighted = row["accuracy_weighted"]
+        table.add_row(
+            *(_cell(row, name) for name in names),
+            *cells,
+            "-" if weighted is None else f"{weighted:.1%}",
+        )
     return table

@@ -36,6 +36,7 @@ from .threshold.early_fit import EarlyFit
 from .threshold.fixed import FixedThreshold
 from .threshold.horizon_caps import HorizonCaps
 from .threshold.load_caps import LoadCaps
+from .threshold.marginal_caps import MarginalCaps
 from .threshold.schedule_fit import ScheduleFit
 from .threshold.unless_lost import UnlessLost
 
@@ -114,7 +115,13 @@ def _caps(config: ControlConfig, cost: CostModel) -> CapPolicy | None:
             )
         case "horizon_caps":
             return HorizonCaps(cost, margin=config.margin, utilisation=config.utilisation)
-    raise _unknown("load_control", config.load_control, "none, load_caps, horizon_caps")
+        case "marginal_caps":
+            quality = tuple(zip(config.quality_thresholds, config.quality_points, strict=True))
+            return MarginalCaps(
+                cost, margin=config.margin, utilisation=config.utilisation, quality=quality
+            )
+    known = "none, load_caps, horizon_caps, marginal_caps"
+    raise _unknown("load_control", config.load_control, known)
 
 
 def _batching(config: ControlConfig, cost: CostModel) -> BatchingPolicy:

@@ -16,15 +16,19 @@ def _check(holds: bool, field: str, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SLOClass:
-    """Targets that fill what a request leaves open; ``None`` means no target."""
+    """Targets that fill what a request leaves open; ``None`` means no target.
+
+    ``weight`` is also the most that a request of the class may ask for.
+    """
 
     e2e_s: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises FieldError for a target that is not positive."""
-        for name in ("e2e_s", "ttft_s", "tpot_s"):
+        """Raises FieldError for a target or weight that is not positive."""
+        for name in ("e2e_s", "ttft_s", "tpot_s", "weight"):
             value = getattr(self, name)
             _check(value is None or value > 0.0, f"slo_classes.{name}", "must be positive")
 
@@ -45,10 +49,12 @@ class ControlConfig:
     ``admitted_limit``: most requests placed at once, ``resident_tokens``: most full-length
     tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
     ``caps_every_s``: least time between two updates of the threshold caps, ``utilisation``:
-    share of the cluster's supply that they plan with. ``report_every_s``: how often
-    an instance reports on its residents. ``migration_gain``: share by which a step must be
-    faster elsewhere (C6). ``plan_every_s``: how often the layout is planned, on the arrivals of
-    that long.
+    share of the cluster's supply that they plan with.
+    ``quality_points`` at ``quality_thresholds``: what ``marginal_caps`` weighs, linear in
+    between; by default the published accuracy of LLaDA-8B on GSM8K, made monotone (B3).
+    ``report_every_s``: how often an instance reports on its residents. ``migration_gain``:
+    share by which a step must be faster elsewhere (C6). ``plan_every_s``: how often the layout
+    is planned, on the arrivals of that long.
     """
 
     placement: str = "step_completion"
@@ -72,6 +78,8 @@ class ControlConfig:
     predict_every_tokens: int = 8
     caps_every_s: float = 1.0
     utilisation: float = 0.8
+    quality_thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
+    quality_points: tuple[float, ...] = (78.6, 78.6, 77.0, 71.7, 65.9)
     report_every_s: float = 0.25
     migration_gain: float = 0.05
     plan_every_s: float = 300.0
@@ -87,9 +95,14 @@ class ControlConfig:
         _check(self.plan_every_s > 0.0, "control.plan_every_s", "must be positive")
         for name in ("margin", "early_margin", "refresh_margin", "utilisation"):
             _check(0.0 < getattr(self, name) <= 1.0, f"control.{name}", "must be in (0, 1]")
-        grid = list(self.thresholds)
-        descends = bool(grid) and grid == sorted(set(grid), reverse=True)
-        _check(descends, "control.thresholds", "must descend, at least one")
+        for name in ("thresholds", "quality_thresholds"):
+            grid = list(getattr(self, name))
+            descends = bool(grid) and grid == sorted(set(grid), reverse=True)
+            _check(descends, f"control.{name}", "must descend, at least one")
+        points = list(self.quality_points)
+        fits = len(points) == len(self.quality_thresholds)
+        fits = fits and points == sorted(points, reverse=True)
+        _check(fits, "control.quality_points", "must not rise, one per quality threshold")
         degrees = list(self.tp_degrees)
         ascends = bool(degrees) and degrees == sorted(set(degrees)) and degrees[0] >= 1
         _check(ascends, "control.tp_degrees", "must ascend from at least 1")

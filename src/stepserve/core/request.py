@@ -57,7 +57,8 @@ class SLO:
     """Latency targets in seconds from arrival; ``None`` means no target.
 
     ``tpot_s`` is amortised: (last - first committed text) / (tokens - tokens in the first
-    event).
+    event). ``weight``: what this request's quality is worth beside others'. Raises FieldError
+    unless it is positive.
     """
 
     slo_class: str = "standard"
@@ -65,6 +66,11 @@ class SLO:
     ttft_s: float | None = None
     tpot_s: float | None = None
     on_miss: OnMiss = OnMiss.DEGRADE
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0.0:
+            raise FieldError("slo.weight", "must be positive")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ class Segment:
     stop: int | None
     instance: InstanceId
     epoch: int
-    successor: InstanceId | None = None
 
 
 class SegmentEnd(StrEnum):

@@ -68,7 +68,7 @@ class SLOFields(_Closed):
     tpot_ms: Positive | None = None
     deadline_unix_ms: Positive | None = None
     on_miss: Literal["degrade", "best_effort", "reject"] | None = None
-    weight: float | None = None
+    weight: Positive | None = None
 
 
 class DLMFields(_Closed):

@@ -51,7 +51,8 @@ class SLOReader:
         Raises FieldError for an unknown class and for aliases that contradict.
         """
         fields = fields or SLOFields()
-        if fields.weight not in (None, 1.0):
+        weighs = self._config.control.load_control == "marginal_caps"
+        if fields.weight not in (None, 1.0) and not weighs:
             raise FieldError("slo.weight", "no policy of this server weighs requests; only 1")
         for name in _WITHOUT_EFFECT:
             if name in headers:
@@ -77,6 +78,7 @@ class SLOReader:
             ttft_s=defaults.ttft_s if ttft_s is None else ttft_s,
             tpot_s=defaults.tpot_s if tpot_s is None else tpot_s,
             on_miss=on_miss,
+            weight=min(fields.weight or defaults.weight, defaults.weight),
         )
 
     def _class(self, asked: str | None, tier: str | None, headers: Mapping[str, str]) -> str:

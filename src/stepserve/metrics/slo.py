@@ -33,13 +33,6 @@ def attainment(served: Sequence[Served]) -> float | None:
     return sum(meets(slo, trace) for slo, trace in served) / len(served)
 
 
-def attainment_by_class(served: Sequence[Served]) -> Mapping[str, float]:
-    """``attainment`` over the requests of each SLO class."""
-    classes = sorted({slo.slo_class for slo, _ in served})
-    groups = {name: [pair for pair in served if pair[0].slo_class == name] for name in classes}
-    return {name: attainment(group) or 0.0 for name, group in groups.items()}
-
-
 def goodput_requests_per_s(served: Sequence[Served], duration_s: float) -> float:
     """Requests that meet their SLO / duration."""
     return sum(meets(slo, trace) for slo, trace in served) / duration_s

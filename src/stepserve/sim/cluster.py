@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from stepserve.control.assemble import assemble_global, assemble_local, assemble_planner
 from stepserve.control.reconfigure import slot_id
 from stepserve.core.ids import RequestId
@@ -31,6 +33,8 @@ from .rows import Rows
 from .world import Heard, Learn, Timed, World, untimed
 
 Profiles = Mapping[int, StepProfile]
+CLASSES = 3
+"""Stream of chance of the SLO classes, beside those of ``datasets``."""
 
 
 def profiles(setting: Setting) -> dict[int, StepProfile]:
@@ -62,11 +66,28 @@ def specs(setting: Setting, system: System) -> tuple[InstanceSpec, ...]:
     )
 
 
+def slo_classes(setting: Setting, seed: int, requests: int) -> list[int]:
+    """The SLO class of each request; for a seed, that of the n-th is always the same."""
+    edges = np.cumsum(setting.class_shares)
+    drawn = np.random.default_rng([seed, CLASSES]).random(requests) * edges[-1]
+    classes: list[int] = np.searchsorted(edges, drawn, side="right").tolist()
+    return classes
+
+
 def make_request(
-    setting: Setting, system: System, drawn: SimRequest, e2e_s: float | None
+    setting: Setting, system: System, drawn: SimRequest, e2e_s: float | None, slo_class: int = 0
 ) -> Request:
-    """A drawn request with the options of a system."""
+    """A drawn request with the options of a system, of the ``slo_class``-th class.
+
+    ``e2e_s``: the deadline that those of classes are relative to.
+    """
     options = system.request
+    slo = SLO(
+        slo_class=f"class{slo_class}",
+        e2e_s=None if e2e_s is None else e2e_s * setting.class_deadlines[slo_class],
+        on_miss=OnMiss(options.on_miss),
+        weight=setting.class_weights[slo_class],
+    )
     return Request(
         id=RequestId(str(drawn.index)),
         family=Family.DIFFUSION,
@@ -74,7 +95,7 @@ def make_request(
         prompt_tokens=drawn.prompt_tokens,
         max_output_tokens=drawn.output_tokens,
         arrival_s=drawn.arrival_s,
-        slo=SLO(e2e_s=e2e_s, on_miss=OnMiss(options.on_miss)),
+        slo=slo,
         diffusion=DiffusionOptions(
             thresholds=ThresholdBounds(options.preferred, options.floor),
             block_tokens=setting.block_tokens,

@@ -97,6 +97,9 @@ class Setting:
     sets the number of requests, and of which ``rates_per_gpu_per_s`` is the peak). ``base_s``:
     unloaded latency that the SLO multiples are of; 0 for the data set's published one.
     ``early_stop``: requests end by themselves; the published ones run to their limit.
+    ``class_shares``: shares of the requests that are of SLO class ``class0``, ``class1``, ...,
+    drawn; ``class_weights`` and ``class_deadlines``: their weights, and their deadlines relative
+    to the swept one.
     ``timeline_s``: length of the buckets of the timeline; 0 for none.
     """
 
@@ -115,6 +118,9 @@ class Setting:
     base_s: float = 0.0
     window_s: float = 300.0
     early_stop: bool = False
+    class_shares: tuple[float, ...] = (1.0,)
+    class_weights: tuple[float, ...] = (1.0,)
+    class_deadlines: tuple[float, ...] = (1.0,)
     seeds: tuple[int, ...] = (0,)
     timeline_s: float = 0.0
     delays: Delays = field(default_factory=Delays)
@@ -136,6 +142,10 @@ class Setting:
                 raise FieldError(name, "needs at least one value")
             if name != "seeds" and min(values) <= 0:
                 raise FieldError(name, "must be positive")
+        for name in ("class_shares", "class_weights", "class_deadlines"):
+            values = getattr(self, name)
+            if not values or min(values) <= 0.0 or len(values) != len(self.class_shares):
+                raise FieldError(name, "must be positive, one per class")
         if any(gpus % self.tp_degree for gpus in self.nodes):
             raise FieldError("tp_degree", "must divide the GPUs of every node")
 

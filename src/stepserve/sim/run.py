@@ -23,7 +23,7 @@ from .cluster import Profiles, make_world, specs
 from .config import Experiment, Setting, System
 from .oracle import Oracle
 from .record import Record
-from .results import Row, Timeline, met, summary
+from .results import Row, Timeline, attainment, finished, mean_threshold, met, summary
 from .rows import Rows, TraceRows
 from .world import Heard, Learn, Timed, World, untimed
 
@@ -157,11 +157,33 @@ def run_point(
         "accuracy_kind": load.accuracy_kind,
         **summary(world, world.scheduler.reconfiguration.changes),
     }
+    if len(setting.class_shares) > 1:
+        row["accuracy_weighted"], row["classes"] = _by_class(load, records)
     return Outcome(
         row,
         [] if timeline is None else timeline.rows(),
         meter.us_per_call() if meter else None,
     )
+
+
+def _by_class(load: Load, records: Sequence[Record]) -> tuple[float | None, Row]:
+    """Accuracy of whole answers, each counted by its weight, and what became of each class."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.request.slo.slo_class, []).append(record)
+    classes, total, weights = {}, 0.0, 0.0
+    for name, group in sorted(groups.items()):
+        accuracy = load.accuracy(group)
+        classes[name] = {
+            "requests": len(group),
+            "attainment": attainment(group),
+            "accuracy": accuracy,
+            "threshold_mean": mean_threshold(group),
+        }
+        if accuracy is not None:
+            weight = group[0].request.slo.weight * sum(map(finished, group))
+            total, weights = total + weight * accuracy, weights + weight
+    return total / weights if weights else None, classes
 
 
 def simulate(

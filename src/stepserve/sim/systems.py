@@ -101,6 +101,7 @@ SYSTEMS = {
         _STEPSERVE, threshold="fixed", load_control="none", refresh="as_asked", lost="hurry"
     ),
     "stepserve-all-resident": _variant(_STEPSERVE, batching="all_resident"),
+    "stepserve-marginal-caps": _variant(_STEPSERVE, load_control="marginal_caps"),
     "stepserve-load-caps": _variant(_STEPSERVE, load_control="load_caps"),
     "stepserve-no-caps": _variant(_STEPSERVE, load_control="none"),
     "stepserve-deadline-fit": _variant(_STEPSERVE, threshold="deadline_fit"),

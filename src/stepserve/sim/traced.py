@@ -18,7 +18,7 @@ from stepserve.cost.features import training_rows
 from stepserve.cost.remaining_steps import PUBLISHED, Yields
 from stepserve.cost.step_log import StepLog, read_step_logs
 
-from .cluster import Profiles, make_request, profiles
+from .cluster import Profiles, make_request, profiles, slo_classes
 from .config import Setting, System
 from .datasets import SimRequest, poisson, published_run, two_hours
 from .outcomes import THRESHOLDS, TraceOutcomes
@@ -79,8 +79,12 @@ def make_load(setting: Setting, system: System, point: Point) -> TracedLoad:
     e2e_s = (setting.base_s or run.base_s) * point.slo_multiple
     ends = {r.index: r.answer_tokens for r in drawn} if setting.early_stop else {}
     outcomes = TraceOutcomes(point.seed, difficulty=run.difficulty)
+    classes = slo_classes(setting, point.seed, len(drawn))
     return TracedLoad(
-        requests=[make_request(setting, system, r, e2e_s) for r in drawn],
+        requests=[
+            make_request(setting, system, r, e2e_s, slo_class)
+            for r, slo_class in zip(drawn, classes, strict=True)
+        ],
         rows=TraceRows(outcomes, ends.get),
         yields=_yields(setting, run.difficulty, drawn),
         profiles=profiles(setting),

@@ -59,6 +59,7 @@ def test_every_number_of_a_known_run():
     assert summary.ttft_s == Spread(mean=3.0, p50=1.0, p99=5.0)
     # Gaps 0.5 and 1.5 of the one, 0.5 of the other; amortised 2 s / 12 and 0.5 s / 4 tokens.
     assert summary.text_gap_s == Spread(pytest.approx(2.5 / 3), 0.5, 1.5)
+    assert summary.token_gap_s == Spread(pytest.approx(2.5 / 16), 0.0625, 0.375)
     assert summary.tpot_s == Spread(pytest.approx((2.0 / 12 + 0.5 / 4) / 2), 0.125, 2.0 / 12)
     assert summary.accuracy == Share(0.5, pytest.approx(sqrt(0.25 / 2)), 2)
     assert summary.threshold_mean == pytest.approx((16 * 0.9 + 8 * 0.6) / 24)
@@ -71,7 +72,7 @@ def test_without_deadlines_and_reports_nothing_is_invented():
     assert summary.slo_attainment is None
     assert summary.goodput_requests_per_s == 0.5
     assert summary.goodput_tokens_per_s is None
-    assert summary.text_gap_s is summary.tpot_s is summary.accuracy is None
+    assert summary.text_gap_s is summary.token_gap_s is summary.tpot_s is summary.accuracy is None
     assert summary.threshold_mean is summary.forwards_mean is None
 
 

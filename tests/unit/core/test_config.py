@@ -36,6 +36,7 @@ def test_tables_become_frozen_values():
         ({"control": {"margin": 0.0}}, "control.margin"),
         ({"control": {"queue_limit": 0}}, "control.queue_limit"),
         ({"slo_classes": {"gold": {"e2e_s": -1}}}, "slo_classes.e2e_s"),
+        ({"slo_classes": {"gold": {"weight": 0}}}, "slo_classes.weight"),
     ],
 )
 def test_a_bad_table_names_the_key(table, field):

