@@ -61,7 +61,7 @@ class LocalScheduler:
         self.residents: dict[RequestId, Resident] = {}
         self.pages = PageLedger(spec.page_capacity)
         self._running: Batch | None = None
-        self._running_tokens = 0
+        self._running_tokens, self._predicted_s = 0, 0.0  # of the running batch
         self._measured: tuple[int, int, float] | None = None
         self._next_batch_id = 0
 
@@ -139,7 +139,8 @@ class LocalScheduler:
         self._running = None
         tokens, rows, seconds = self._running_tokens, len(batch.steps), event.seconds
         self._measured = tokens, rows, seconds
-        self._cost.observe(tokens, rows, self.spec, seconds)
+        if seconds != self._predicted_s:  # else it teaches nothing
+            self._cost.observe(tokens, rows, self.spec, seconds)
         actions: list[LocalAction] = []
         residents, advance = self.residents, self._program.advance
         predict_every_tokens = self._predict_every_tokens
@@ -219,7 +220,7 @@ class LocalScheduler:
         tokens = sum([step.query_tokens for step in steps])
         seconds = self._cost.step_time_s(tokens, len(steps), spec)
         self._running = batch = Batch(self._next_batch_id, steps)
-        self._running_tokens = tokens
+        self._running_tokens, self._predicted_s = tokens, seconds
         self._next_batch_id += 1
         run = RunBatch(batch, tokens, len(residents), seconds)
         return [run, self._report(now_s, now_s + seconds, "a batch begins")]

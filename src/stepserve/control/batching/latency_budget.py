@@ -45,7 +45,9 @@ class LatencyBudget:
         for resident in residents:
             full, light, forecast = resident.heavy_tokens, resident.light_tokens, resident.forecast
             # StepForecast.remaining, without the call
-            steps = max(1.0, forecast.steps[0] - (resident.progress.steps - forecast.at_steps))
+            steps = forecast.steps[0] - (resident.progress.steps - forecast.at_steps)
+            if steps < 1.0:
+                steps = 1.0
             heavy = resident.heavy_left
             share = heavy / steps if heavy < steps else 1.0
             expected += share * full + (1.0 - share) * light
@@ -55,7 +57,7 @@ class LatencyBudget:
         rows = len(residents)
         light_s = self._cost.step_time_s(round(expected), rows, spec)
         heavy_s = self._cost.step_time_s(light_sum + heaviest, rows, spec)
-        return StepPace(max(light_s, heavy_s), light_s)
+        return StepPace(heavy_s if heavy_s > light_s else light_s, light_s)
 
     def compose(
         self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float

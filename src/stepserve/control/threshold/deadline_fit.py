@@ -33,7 +33,9 @@ def highest_fit(resident: Resident, pace: StepPace, budget_s: float) -> float:
     run = resident.progress.steps - forecast.at_steps
     for threshold, steps in zip(forecast.thresholds, forecast.steps, strict=True):
         if threshold <= cap:
-            left = max(1.0, steps - run)  # StepForecast.remaining, without the call
+            left = steps - run  # StepForecast.remaining, without the call
+            if left < 1.0:
+                left = 1.0
             heavy = heavy_left if heavy_left < left else left
             if left * light_s + heavy * more_s <= budget_s:
                 return threshold

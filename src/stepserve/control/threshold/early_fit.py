@@ -27,6 +27,8 @@ class EarlyFit:
         if slo.e2e_s is None or slo.on_miss is OnMiss.BEST_EFFORT:
             return resident.forecast.thresholds[0]
         settled = resident.progress.settled - request.prompt_tokens
-        done = min(1.0, settled / resident.forecast.output_tokens)
+        done = settled / resident.forecast.output_tokens
+        if done > 1.0:
+            done = 1.0
         share = self._early + (self._late - self._early) * done
         return highest_fit(resident, pace, request.arrival_s + share * slo.e2e_s - now_s)
