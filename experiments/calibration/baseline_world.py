@@ -2,8 +2,8 @@
 
 INFaaS as adapted by the DiLaServe authors (dilaserve.md B7, B9): 16 instances at TP1, fixed
 threshold, all residents of an instance in every step, residency bounded by the sum of full
-lengths, at most 100 admitted unfinished requests, the rest waiting first come first served
-and dropped when their budget has run out, no migration. It exists to fit constants and to
+lengths, at most 100 admitted unfinished requests, the rest waiting first come first served, no
+migration. It exists to fit constants and to
 cross-check the simulator; it shares only the step table with it.
 """
 
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 INSTANCES = 16
 ADMITTED = 100
 RESIDENT_TOKENS = 8192
-MARGIN = 0.9
 BLOCK = 32
 
 
@@ -38,29 +37,27 @@ def even_blocks(steps: int, blocks: int) -> list[int]:
 def latencies(
     jobs: list[Job],
     seconds: Callable[[int, int], float],
-    slo_s: float,
     instances: int = INSTANCES,
     admitted_limit: int = ADMITTED,
+    stall_s: float = 0.0,
 ) -> list[float]:
-    """Seconds from arrival to completion, infinite where dropped, in order of arrival.
+    """Seconds from arrival to completion, in order of arrival.
 
-    ``seconds(tokens, rows)`` is the time of a step.
+    ``seconds(tokens, rows)`` is the time of a step; none begins before ``stall_s``.
     """
     result = [float("inf")] * len(jobs)
     residents: list[list[int]] = [[] for _ in range(instances)]
-    load, busy = [0] * instances, [False] * instances
+    load, busy = [0] * instances, [stall_s > 0.0] * instances
     waiting: deque[int] = deque()
     admitted = 0
     heap = [(job.arrival_s, 0, index) for index, job in enumerate(jobs)]
+    heap += [(stall_s, 1 + e, ()) for e in range(instances) if busy[e]]
     heapq.heapify(heap)
 
     def place(now_s: float) -> None:
         nonlocal admitted
         while waiting and admitted < admitted_limit:
             job = jobs[waiting[0]]
-            if now_s - job.arrival_s > MARGIN * slo_s:
-                waiting.popleft()
-                continue
             room = [e for e in range(instances) if load[e] + job.tokens <= RESIDENT_TOKENS]
             if not room:
                 return
