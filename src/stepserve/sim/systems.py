@@ -7,10 +7,10 @@ queue, ``fcfs_drop``, acts in the published 2-hour run, but not in the ablations
 latencies reach 29 s at a deadline of 10 s.)
 
 The ``stepserve`` ones bound residency by places and KV pages, batch by deadline, and, where
-there is no slack, refresh the keys and values of the output alone, every second block. What that costs in
-quality was measured on the bundled model (docs/bundled-model.md): the mean of the points lost at
-thresholds 0.9 and 0.7, in proportion to the refreshes left out, is taken off their accuracy
-proxy. ``stepserve-cheap-refresh`` leaves out all it may, whatever the load.
+there is no slack, refresh the keys and values of the output alone, every second block. What that
+costs in quality was measured on the bundled model (docs/bundled-model.md): the mean of the
+points lost at thresholds 0.9 and 0.7, in proportion to the refreshes left out, is taken off
+their accuracy proxy. ``stepserve-cheap-refresh`` leaves out all it may, whatever the load.
 """
 
 from dataclasses import replace
