@@ -40,10 +40,12 @@ def latencies(
     instances: int = INSTANCES,
     admitted_limit: int = ADMITTED,
     stall_s: float = 0.0,
+    patience_s: float = float("inf"),
 ) -> list[float]:
-    """Seconds from arrival to completion, in order of arrival.
+    """Seconds from arrival to completion, infinite where dropped, in order of arrival.
 
-    ``seconds(tokens, rows)`` is the time of a step; none begins before ``stall_s``.
+    ``seconds(tokens, rows)`` is the time of a step; none begins before ``stall_s``. Who has
+    waited for longer than ``patience_s`` is dropped.
     """
     result = [float("inf")] * len(jobs)
     residents: list[list[int]] = [[] for _ in range(instances)]
@@ -58,6 +60,9 @@ def latencies(
         nonlocal admitted
         while waiting and admitted < admitted_limit:
             job = jobs[waiting[0]]
+            if now_s - job.arrival_s > patience_s:
+                waiting.popleft()
+                continue
             room = [e for e in range(instances) if load[e] + job.tokens <= RESIDENT_TOKENS]
             if not room:
                 return

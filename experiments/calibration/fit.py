@@ -140,7 +140,8 @@ def rush() -> list[float]:
     kept = [r for r, w in zip(requests, window, strict=True) if 9 <= w < 18]
     row_s = host_overhead("GH200-graphs").per_row_s
     seconds = clock(replace(step_profile("GH200-graphs", "llada-8b", 1), host_row_s=row_s))
-    met = np.array(latencies(jobs_of(tuple(kept), 1.0, 1), seconds)) <= 12.5
+    done = latencies(jobs_of(tuple(kept), 1.0, 1), seconds, patience_s=0.9 * 12.5)
+    met = np.array(done) <= 12.5
     windows = np.array([w for w in window if 9 <= w < 18])
     return [round(100 * float(met[windows == w].mean()), 1) for w in range(9, 18)]
 
