@@ -35,9 +35,14 @@ COMPILED = (
 def main() -> int:
     """Copy and compile; the compiler's exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where to put the compiled copy; emptied before")
+    parser.add_argument(
+        "folder", type=Path, help="where to put the compiled copy, in place of an older one"
+    )
     args = parser.parse_args()
-    shutil.rmtree(args.folder, ignore_errors=True)
+    if SOURCE.resolve().is_relative_to(args.folder.resolve()):
+        parser.error(f"{args.folder} holds the sources")
+    for name in ("stepserve", "build"):
+        shutil.rmtree(args.folder / name, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(SOURCE, args.folder / "stepserve", ignore=ignored)
     files = [f"stepserve/{name}.py" for name in COMPILED]

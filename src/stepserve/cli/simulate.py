@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     one = functools.partial(
         _run_one, experiment, _predictor(experiment), args.log_steps, args.events
     )
+    commit = _commit()  # of the code that runs, not of what a long run ends beside
     outcomes: dict[Point, Outcome] = {}
     total = len(points(experiment))
     for point, outcome in run_points(experiment, one, args.jobs):
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(_table(rows))
     if "classes" in rows[0]:
         console.print(_class_table(rows))
-    save(args.out / "results.json", results(experiment, _command(args), _commit(), outcomes))
+    save(args.out / "results.json", results(experiment, _command(args), commit, outcomes))
     save(args.out / "timing.json", timings(experiment, outcomes))
     return 0
 

@@ -37,8 +37,8 @@ PATIENCE_S = 60.0
 back by: nobody starves for longer while others come."""
 
 LOST_PATIENCE_S = 600.0
-"""Due time, after arrival, of a lost request that makes way: first come, first served, and so
-late that an overload of minutes does not bring them to the head, where they delay everybody."""
+"""Earliest due time, after arrival, of a lost request that makes way: first come, first served, and
+so late that an overload of minutes does not bring them to the head, where they delay everybody."""
 
 HOPE = 0.9
 """Share of its predicted seconds that a resident is given up for; one that waits: all of them."""
@@ -173,8 +173,9 @@ class GlobalScheduler:
         if due_s is None:
             due_s = request.arrival_s + PATIENCE_S
         elif tracked.late:
-            makes_way = tracked.makes_way
-            due_s = request.arrival_s + LOST_PATIENCE_S if makes_way else due_s + PATIENCE_S
+            due_s += PATIENCE_S
+            if tracked.makes_way:
+                due_s = max(due_s, request.arrival_s + LOST_PATIENCE_S)
         return due_s, request.arrival_s, request.id
 
     def _enqueue(self, tracked: Tracked) -> None:

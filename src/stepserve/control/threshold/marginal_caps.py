@@ -74,7 +74,7 @@ class MarginalCaps:
                     own = prices[index] = self._prices(demands[index], row)
                     heappush(next_down, (own[0], 1, demands[index].request.slo.weight, index))
                 used += row[levels[index]]
-            while next_down and used > supply_s:
+            while next_down and used > supply_s and next_down[0][0] < inf:
                 _, level, weight, index = heappop(next_down)
                 row = seconds[index]
                 used += row[level] - row[level - 1]
