@@ -38,7 +38,8 @@ back by: nobody starves for longer while others come."""
 
 LOST_PATIENCE_S = 600.0
 """Earliest due time, after arrival, of a lost request that makes way: first come, first served,
-and so late that an overload of minutes does not bring them to the head, where they delay everybody."""
+and so late that an overload of minutes does not bring them to the head, where they delay
+everybody."""
 
 HOPE = 0.9
 """Share of its predicted seconds that a resident is given up for; one that waits: all of them."""
