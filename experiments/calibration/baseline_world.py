@@ -3,8 +3,8 @@
 INFaaS as adapted by the DiLaServe authors (dilaserve.md B7, B9): 16 instances at TP1, fixed
 threshold, all residents of an instance in every step, residency bounded by the sum of full
 lengths, at most 100 admitted unfinished requests, the rest waiting first come first served, no
-migration. It exists to fit constants and to
-cross-check the simulator; it shares only the step table with it.
+migration. It exists to fit constants and to cross-check the simulator; it shares only the step
+table with it.
 """
 
 import heapq

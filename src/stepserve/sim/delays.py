@@ -12,8 +12,8 @@ class Delays:
     ``message_s`` is one way between schedulers; ``predict_s`` covers asking and answering;
     ``detect_s`` passes between the loss of an instance and the news of it; ``rebuild_s`` until
     a new instance is up: 60 to 90 s for weights, processes and graph capture. Until
-    ``warm_up_s`` of a run no step ends: what the first batches of a fresh process wait for;
-    cost models that learn, learn it.
+    ``warm_up_s`` of a run no step ends: what the first batches of a fresh process wait for.
+    It is not told as time of a step: nobody is to learn from it.
     """
 
     message_s: float = 0.0005

@@ -332,8 +332,8 @@ class World:
         seconds = self._true_s(query_tokens, len(batch.steps), instance.spec) * instance.slow
         if self.faults.steps_vary:
             seconds *= self.faults.noise()
-        seconds += max(0.0, self.delays.warm_up_s - self.now_s)
-        self.at(self.now_s + seconds, BATCH_ENDS, self._batch_ends, instance, (batch, seconds))
+        stalled_s = seconds + max(0.0, self.delays.warm_up_s - self.now_s)
+        self.at(self.now_s + stalled_s, BATCH_ENDS, self._batch_ends, instance, (batch, seconds))
 
     def _message(self, instance: Instance, event: GlobalEvent) -> None:
         """From an instance to the global scheduler; it arrives even if the instance is lost."""
