@@ -21,7 +21,7 @@ COMPILED = (
     *("core/" + name for name in ("actions", "denoising", "events", "forecast", "instance")),
     *("core/" + name for name in ("request", "resident", "segment")),
     *("control/" + name for name in ("local_scheduler", "global_scheduler", "ledger", "pages")),
-    *("control/" + name for name in ("load_control", "reconfigure", "admission")),
+    *("control/" + name for name in ("load_control", "reconfigure", "relocation", "admission")),
     *("control/batching/" + name for name in ("all_resident", "latency_budget")),
     *("control/placement/" + name for name in ("faster_elsewhere", "step_completion")),
     *("control/threshold/" + name for name in ("deadline_fit", "early_fit", "fixed")),

@@ -8,7 +8,6 @@ import random
 from dataclasses import dataclass, field
 
 from stepserve.control.assemble import assemble_global, assemble_local
-from stepserve.control.planning.layouts import arrange, partitions
 from stepserve.core.config import ControlConfig
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
@@ -30,6 +29,7 @@ from stepserve.core.segment import Segment
 from stepserve.core.step import StepKind, StepOutcome
 from stepserve.cost.remaining_steps import MeanYield, Yields
 from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.planning.layouts import arrange, partitions
 from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.world import CLIENT, World

@@ -111,10 +111,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Plan, compare with the smallest instances everywhere, print. Raises FieldError."""
-    from stepserve.control.planning.capacity_ilp import CapacityIlp, StepSplit
-    from stepserve.control.planning.greedy import GreedyPlanner
-    from stepserve.control.planning.layouts import arrange, counts, partitions
-    from stepserve.control.planning.two_stage import TwoStagePlanner
+    from stepserve.planning.capacity_ilp import CapacityIlp, StepSplit
+    from stepserve.planning.greedy import GreedyPlanner
+    from stepserve.planning.layouts import arrange, counts, partitions
+    from stepserve.planning.two_stage import TwoStagePlanner
 
     if args.json and not args.json.parent.is_dir():
         raise FieldError("--json", f"no folder {args.json.parent}")

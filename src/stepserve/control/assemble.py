@@ -6,7 +6,6 @@ Both worlds call these functions; neither may define a policy.
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.plan import Planner
 from stepserve.core.protocols import (
     BatchingPolicy,
     CapPolicy,
@@ -26,8 +25,6 @@ from .local_scheduler import LocalScheduler
 from .placement.faster_elsewhere import FasterElsewhere
 from .placement.least_loaded import LeastLoaded
 from .placement.step_completion import StepCompletion
-from .planning.greedy import GreedyPlanner
-from .planning.two_stage import TwoStagePlanner
 from .programs.diffusion import DiffusionProgram
 from .refresh.when_slack import WhenSlack
 from .threshold.at_cap import AtCap
@@ -67,18 +64,6 @@ def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -
         config.predict_every_tokens,
         config.report_every_s,
     )
-
-
-def assemble_planner(config: ControlConfig) -> Planner | None:
-    """What answers ``SolvePlan``, for drivers to call where it may take seconds."""
-    match config.planner:
-        case "none":
-            return None
-        case "greedy":
-            return GreedyPlanner()
-        case "capacity_ilp":
-            return TwoStagePlanner()
-    raise _unknown("planner", config.planner, "none, greedy, capacity_ilp")
 
 
 def _placement(config: ControlConfig, program: StepProgram, cost: CostModel) -> PlacementPolicy:

@@ -22,27 +22,16 @@ from stepserve.core.events import (
     SegmentPlaced,
 )
 from stepserve.core.forecast import StepForecast
-from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.ids import InstanceId
 from stepserve.core.protocols import CostModel, MigrationPolicy, PlacementPolicy, StepProgram
 from stepserve.core.request import FinishReason, OnMiss, Request
 from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 
-from .admission import completion_s, service_s
-from .ledger import Ledger, Tracked, TrackedInstance
+from .admission import completion_s
+from .ledger import Ledger, Tracked
 from .load_control import LoadControl
 from .reconfigure import Reconfiguration
-
-PATIENCE_S = 60.0
-"""Due time, after arrival, of a request without a deadline, and what a late request is put
-back by: nobody starves for longer while others come."""
-
-LOST_PATIENCE_S = 600.0
-"""Earliest due time, after arrival, of a lost request that makes way: first come, first served,
-and so late that an overload of minutes does not bring them to the head, where they delay
-everybody."""
-
-HOPE = 0.9
-"""Share of its predicted seconds that a resident is given up for; one that waits: all of them."""
+from .relocation import QueueKey, Relocation, queue_key
 
 MAX_LOSSES = 6
 """A request whose instances were lost that often is not placed again: it may be the cause."""
@@ -69,12 +58,12 @@ class GlobalScheduler:
         self._config = config
         self._program = program
         self._placement = placement
-        self._migration = migration
         self._cost = cost
         self.load_control = load_control
         self.reconfiguration = Reconfiguration(config, cost)
         self.ledger = Ledger(program, config.resident_tokens, config.admitted_limit)
-        self._queue: list[tuple[float, float, RequestId]] = []  # (due, arrival, id), sorted
+        self._relocation = Relocation(config, program, migration, cost, self.ledger)
+        self._queue: list[QueueKey] = []  # sorted
         self._losses: dict[InstanceId, int] = {}  # in a row, without a batch in between
 
     @property
@@ -154,7 +143,7 @@ class GlobalScheduler:
             forecast,
             with_room=self.ledger.view(request, now_s).loads.values(),
             loads=tuple(self.ledger.loads()),
-            ahead=bisect.bisect_left(self._queue, self._key(tracked)),
+            ahead=bisect.bisect_left(self._queue, queue_key(tracked, self._config.queue)),
             program=self._program,
             cost=self._cost,
         )
@@ -165,22 +154,8 @@ class GlobalScheduler:
             why = "the deadline has passed"
         return Reject(request.id, max(1.0, min(60.0, need_s - left_s)), why)
 
-    def _key(self, tracked: Tracked) -> tuple[float, float, RequestId]:
-        """Queue order: due time, then arrival; or arrival alone. Late ones are put back, once."""
-        request = tracked.request
-        if self._config.queue != "deadline":
-            return request.arrival_s, request.arrival_s, request.id
-        due_s = request.deadline_s
-        if due_s is None:
-            due_s = request.arrival_s + PATIENCE_S
-        elif tracked.late:
-            due_s += PATIENCE_S
-            if tracked.makes_way:
-                due_s = max(due_s, request.arrival_s + LOST_PATIENCE_S)
-        return due_s, request.arrival_s, request.id
-
     def _enqueue(self, tracked: Tracked) -> None:
-        bisect.insort(self._queue, self._key(tracked))
+        bisect.insort(self._queue, queue_key(tracked, self._config.queue))
 
     def _place_queued(self, now_s: float) -> list[GlobalAction]:
         """Place from the head of the queue until its head fits nowhere.
@@ -192,12 +167,12 @@ class GlobalScheduler:
         actions: list[GlobalAction] = []
         while self._queue:
             tracked = self.ledger.requests[self._queue[0][2]]
-            if self._is_too_late(tracked, now_s):
+            if self._relocation.is_too_late(tracked, now_s):
                 self._queue.pop(0)
                 if self._config.queue == "fcfs_drop" and tracked.epoch == 0:
                     actions.append(self._drop(tracked))
                     continue
-                self._give_up(tracked)
+                self._relocation.give_up(tracked)
                 self._enqueue(tracked)
                 continue
             view = self.ledger.view(tracked.request, now_s)
@@ -212,44 +187,6 @@ class GlobalScheduler:
                 self._queue.pop(0)
                 actions.append(self._finish(tracked, FinishReason.ERROR, TOO_LARGE, TOO_LARGE))
         return actions
-
-    def _is_too_late(self, tracked: Tracked, now_s: float) -> bool:
-        """Whether its deadline is lost; with ``fcfs_drop`` its budget is what counts (B1)."""
-        slo_s = tracked.request.slo.e2e_s
-        if slo_s is None or tracked.late:
-            return False
-        share = self._config.margin if self._config.queue == "fcfs_drop" else 1.0
-        left_s = tracked.request.arrival_s + share * slo_s - now_s
-        return left_s < self._least_s(tracked)
-
-    def _give_up(self, tracked: Tracked) -> None:
-        """Its deadline, not the request."""
-        tracked.late = True
-        tracked.makes_way = self._config.lost == "make_way"
-
-    def _least_s(self, tracked: Tracked) -> float:
-        """Seconds that it still takes at least, where lost requests make way; else 0."""
-        forecast, slo = tracked.forecast, tracked.request.slo
-        if self._config.lost != "make_way" or forecast is None:
-            return 0.0
-        believed, loads = 1.0, list(self.ledger.loads())
-        if tracked.segment is not None:
-            believed, instance = HOPE, self.ledger.instances[tracked.segment.instance]
-            loads = [self.ledger.load(instance)]
-        if not loads:
-            return 0.0
-        load = min(loads, key=lambda load: load.residents)  # where there will be room first
-        residents = min(load.residents + 1, load.spec.max_residents)
-        return believed * service_s(
-            tracked.request,
-            tracked.progress,
-            forecast,
-            0 if slo.on_miss is OnMiss.BEST_EFFORT else len(forecast.steps) - 1,
-            load.spec,
-            residents,
-            program=self._program,
-            cost=self._cost,
-        )
 
     def _send_segment(self, tracked: Tracked, segment: Segment) -> GlobalAction:
         forecast = tracked.forecast
@@ -333,46 +270,12 @@ class GlobalScheduler:
         if residents:
             self.ledger.hear(residents)
             self.load_control.changed()
-            actions = self._make_way(now_s, instance) + self._migrate(instance)
-        if self._queue and self._is_too_late(self.ledger.requests[self._queue[0][2]], now_s):
+            actions = self._relocation.make_way(now_s, instance, self._queue)
+            actions += self._relocation.migrate(instance)
+        head = self.ledger.requests[self._queue[0][2]] if self._queue else None
+        if head is not None and self._relocation.is_too_late(head, now_s):
             actions += self._place_queued(now_s)
         return actions
-
-    def _make_way(self, now_s: float, instance: TrackedInstance) -> list[GlobalAction]:
-        """Ask a lost resident to leave for a request that waits and is in time."""
-        if self._config.lost != "make_way" or instance.draining:
-            return []
-        leaving = sum(t.cutting and t.late for t in self.ledger.requests.values())
-        if leaving >= len(self._queue) or self.ledger.requests[self._queue[leaving][2]].late:
-            return []
-        for request_id in instance.placed:
-            tracked = self.ledger.requests[request_id]
-            if tracked.cutting or tracked.progress.finished is not None:
-                continue
-            if self._is_too_late(tracked, now_s):
-                self._give_up(tracked)
-            if tracked.late and self._key(tracked) > self._queue[leaving]:
-                return [tracked.ask_release(ReleasePoint.CUT, "lost, and others are in time")]
-        return []
-
-    def _migrate(self, instance: TrackedInstance) -> list[GlobalAction]:
-        """Ask one resident to go on elsewhere: the one that gets to its cut first."""
-        if self._migration is None or instance.draining or len(instance.placed) < 2:
-            return []
-        rows = [self.ledger.requests[r] for r in instance.placed]
-        rows = [t for t in rows if not t.cutting and t.progress.finished is None]
-        if not rows:
-            return []
-        program = self._program
-        tracked = min(rows, key=lambda t: program.tokens_to_cut(t.request, t.progress))
-        source = self.ledger.load_without_leavers(instance)
-        others = (o for o in self.ledger.with_room(tracked.request) if o.spec is not instance.spec)
-        target = self._migration.target(tracked.request, source, others)
-        if target is None:
-            return []
-        self.ledger.expect(tracked, target)
-        at = ReleasePoint.STEP if self._config.migration == "any_step" else ReleasePoint.CUT
-        return [tracked.ask_release(at, f"a step is faster on {target}")]
 
     def _come_up(self, now_s: float, event: InstanceUp) -> list[GlobalAction]:
         self.ledger.add_instance(event.spec, now_s)

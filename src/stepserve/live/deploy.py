@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import stepserve.engine.bundled
-from stepserve.control.assemble import assemble_global, assemble_local, assemble_planner
+from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.control.reconfigure import slot_id
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
@@ -38,6 +38,7 @@ from stepserve.gateway.contract import ModelCard
 from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.metrics.control import ControlReading
 from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
+from stepserve.planning.assemble import make_planner
 
 from .counters import Counters
 from .event_log import EventLog, Header
@@ -194,7 +195,7 @@ def build_cluster(
     """
     control = dataclasses.replace(config.control, tp_degrees=tp_degrees(config))
     profiles = step_profiles(config)
-    planner = planner or assemble_planner(control)
+    planner = planner or make_planner(control)
     scheduler = assemble_global(control, StepTable(profiles))
     specs = tuple(_first_spec(config, index) for index in range(config.instances))
     assemble_local(control, specs[0], StepTable(profiles))  # refuses unknown policies now

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stepserve.core.actions import Action
-from stepserve.core.codec import codec
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.events import Event
@@ -25,6 +24,7 @@ from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 from stepserve.cost.step_table import StepProfile
 
+from .codec import codec
 from .recording import Handled
 
 FORMAT = "stepserve event log 2"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepserve.control.assemble import assemble_global, assemble_local, assemble_planner
+from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.control.reconfigure import slot_id
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
@@ -23,6 +23,7 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.planning.assemble import make_planner
 
 from .config import Setting, System
 from .datasets import SimRequest, published_run
@@ -130,7 +131,7 @@ def make_world(
         rows=rows,
         truth=known,
         predictor=predictor,
-        planner=assemble_planner(control),
+        planner=make_planner(control),
         delays=setting.delays,
         faults=Faults(setting.faults, seed),
         learn=learn,

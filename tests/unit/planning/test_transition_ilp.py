@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepserve.control.planning.layouts import arrange, counts, partitions, smallest_instances
-from stepserve.control.planning.transition_ilp import TransitionIlp
 from stepserve.core.plan import Slot
+from stepserve.planning.layouts import arrange, counts, partitions, smallest_instances
+from stepserve.planning.transition_ilp import TransitionIlp
 from support.planning import all_tp1, gsm8k, problem
 
 

@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepserve.core.actions import Action
-from stepserve.core.codec import codec
 from stepserve.core.config import ControlConfig
 from stepserve.core.events import Event, InstanceUp
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import PlanProblem, Slot, WorkloadClass
 from stepserve.core.request import SLO, DiffusionOptions, ThresholdBounds
+from stepserve.live.codec import codec
 
 numbers = st.floats(allow_nan=False)
 st.register_type_strategy(float, numbers)

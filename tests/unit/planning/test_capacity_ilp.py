@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from stepserve.control.planning.capacity_ilp import CapacityIlp, StepSplit
-from stepserve.control.planning.highs_ilp import Model, value
 from stepserve.core.request import CacheMode
+from stepserve.planning.capacity_ilp import CapacityIlp, StepSplit
+from stepserve.planning.highs_ilp import Model, value
 from support.planning import H100, gsm8k, problem, sharegpt
 
 PARTITIONS = ((4,), (2, 2), (2, 1, 1), (1, 1, 1, 1))

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stepserve.control.planning.capacity_ilp import Capacity, CapacityIlp, StepSplit
-from stepserve.control.planning.greedy import GreedyPlanner
-from stepserve.control.planning.highs_ilp import SolverTimeoutError
-from stepserve.control.planning.layouts import counts, stops_everything
-from stepserve.control.planning.two_stage import TwoStagePlanner
 from stepserve.core.plan import Slot
 from stepserve.core.request import CacheMode
+from stepserve.planning.capacity_ilp import Capacity, CapacityIlp, StepSplit
+from stepserve.planning.greedy import GreedyPlanner
+from stepserve.planning.highs_ilp import SolverTimeoutError
+from stepserve.planning.layouts import counts, stops_everything
+from stepserve.planning.two_stage import TwoStagePlanner
 from support.planning import all_tp1, gsm8k, problem, sharegpt
 
 TP1 = all_tp1(4)
