@@ -37,7 +37,7 @@ def write_checkpoint(
 
     kv = KV_HEADS * HIDDEN // HEADS
     tensors = {
-        "model.embed_tokens.weight": normal(VOCAB, HIDDEN),
+        "model.embed_tokens.weight": normal(VOCAB, HIDDEN, std=0.2),  # the context counts
         "model.norm.weight": 1.0 + normal(HIDDEN, std=0.1),
     }
     if not tied:
