@@ -294,7 +294,7 @@ def test_few_logits_exist_at_once(tiny, make, executor, monkeypatch):
     monkeypatch.setattr(
         loaded.model, "logits", lambda hidden: (sizes.append(len(hidden)), logits(hidden))[1]
     )
-    monkeypatch.setattr("stepserve.engine.executor.LOGITS_PER_SLICE", 5 * 40 + 39)
+    monkeypatch.setattr("stepserve.engine.packed_executor.LOGITS_PER_SLICE", 5 * 40 + 39)
     sliced = denoise(executor(loaded), rows, 0.6)
     assert max(sizes) == 5
     for name, result in whole.items():

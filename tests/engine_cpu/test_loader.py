@@ -152,8 +152,9 @@ def setting(key, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (setting("architectures", ["LlamaForCausalLM"]),
-         "LlamaForCausalLM is not supported; these are: DreamModel, LLaDAModelLM"),
+        (setting("architectures", ["MistralForCausalLM"]),
+         "MistralForCausalLM is not supported; these are: DreamModel, LLaDAModelLM, "
+         "LlamaForCausalLM, Qwen2ForCausalLM"),
         (setting("architectures", None), r"\(none\) is not supported"),
         (lambda config, tensors: config.pop("d_model"), "config.json lacks 'd_model'"),
         (setting("rope", False), "rope = False is not supported, only True"),

@@ -15,6 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from stepserve.engine.kv_pages import PagePool
 
+QUERIES_PER_BIAS = 256
+"""Most queries of one row that share a causal bias."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -22,7 +25,8 @@ class Group:
 
     ``slots`` ``[rows, context]`` are where their keys and values lie in the pool, ``None``
     when each row attends over exactly what it executes. ``bias`` ``[rows, 1, 1, context]``
-    hides padding, ``None`` when there is none.
+    hides padding, or ``[1, 1, queries, context]`` what lies ahead of each query; ``None`` when
+    there is nothing to hide.
     """
 
     start: int
@@ -41,6 +45,25 @@ def cached_group(start: int, queries: int, slots: Sequence[Tensor], dtype: torch
     bias = torch.zeros(padded.shape, dtype=dtype, device=padded.device)
     bias = bias.masked_fill_(padding, float("-inf"))[:, None, None, :]
     return Group(start, len(slots), queries, torch.where(padding, padded[:, :1], padded), bias)
+
+
+def causal_groups(start: int, first: int, slots: Tensor, dtype: torch.dtype) -> list[Group]:
+    """Groups of one row that executes its positions from ``first`` to the end of ``slots``.
+
+    ``start`` is where they are in the packed batch. Each group takes ``QUERIES_PER_BIAS`` of
+    them and sees the context up to its own last one, which bounds the bias and spares most of
+    what a causal mask would hide. The keys and values of the whole batch are written before
+    any group reads, so a later group finds those of an earlier one.
+    """
+    groups = []
+    for begin in range(first, len(slots), QUERIES_PER_BIAS):
+        end = min(begin + QUERIES_PER_BIAS, len(slots))
+        ahead = torch.ones(end - begin, end, dtype=torch.bool, device=slots.device)
+        bias = torch.zeros(ahead.shape, dtype=dtype, device=slots.device)
+        bias.masked_fill_(ahead.triu_(begin + 1), float("-inf"))
+        at = start + begin - first
+        groups.append(Group(at, 1, end - begin, slots[None, :end], bias[None, None]))
+    return groups
 
 
 class PackedAttention:
@@ -72,15 +95,17 @@ class PackedAttention:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Full attention. q ``[rows, queries, heads, head_dim]``; returns the same shape.
+    """Attention. q ``[rows, queries, heads, head_dim]``; returns the same shape.
 
-    k and v are ``[rows, context, kv_heads, head_dim]``. Query heads that share a KV head are
-    laid side by side as more queries: without a causal mask this is the same thing.
+    k and v are ``[rows, context, kv_heads, head_dim]``, bias ``[rows, 1, 1 or queries, context]``.
+    Query heads that share a KV head are laid side by side as more queries.
     """
     rows, queries, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     split = (rows, queries, kv_heads, heads // kv_heads, head_dim)
     side_by_side = q.view(split).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, head_dim)
+    if bias is not None and bias.shape[2] > 1:
+        bias = bias.repeat(1, 1, heads // kv_heads, 1)  # the same for each of these heads
     out = F.scaled_dot_product_attention(
         side_by_side, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias
     )

@@ -7,14 +7,16 @@ tensors are called. Anything else is refused with the list of what is supported.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from stepserve.core.errors import FieldError
+from stepserve.core.request import Family
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
 
 DEFAULT_BLOCK_LENGTHS = (4, 8, 16, 32, 64)
@@ -27,6 +29,7 @@ class LoadedModel:
     """A model ready to run, and what a server wants to know of it.
 
     ``suppressed_token_ids`` must never be written into an output (mask, padding, ...).
+    Block lengths mean nothing to an autoregressive model.
     """
 
     model: DiffusionTransformer
@@ -36,6 +39,7 @@ class LoadedModel:
     default_block_length: int
     default_max_tokens: int
     suppressed_token_ids: tuple[int, ...]
+    family: Family = Family.DIFFUSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,9 @@ class Architecture:
 
     ``top`` and ``layer`` map our names to theirs (without ``.weight`` or ``.bias``); layer
     ``i`` lies under ``layers.format(i)``. ``fixed``: config keys whose only supported value
-    is the given one (absent is fine).
+    is the given one (absent is fine). ``suppressed``: kinds of tokens (``{}_token_id``) that are
+    not to be written unless the checkpoint says what is: diffusion models are trained to fill
+    with them, causal ones hardly predict them.
     """
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
@@ -52,6 +58,8 @@ class Architecture:
     layers: str
     layer: Mapping[str, str]
     fixed: Mapping[str, object]
+    family: Family = Family.DIFFUSION
+    suppressed: tuple[str, ...] = ("pad", "bos")
 
     def source(self, name: str) -> str:
         """Name in the checkpoint of a tensor of ``DiffusionTransformer``."""
@@ -100,6 +108,71 @@ def _dream_config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def _causal_config(raw: Mapping[str, Any], *, qkv_bias: bool) -> ModelConfig:
+    """Llama and Qwen2. Transformers 5 writes ``rope_parameters``, older ones ``rope_scaling``."""
+    heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
+    rope = raw.get("rope_parameters") or {}
+    for key in ("rope_parameters", "rope_scaling"):
+        scaling = raw.get(key) or {}
+        if scaling.get("rope_type", scaling.get("type", "default")) != "default":
+            _refuse_value(key, scaling, "plain rotary embeddings")
+    if (raw.get("head_dim") or hidden // heads) * heads != hidden:
+        _refuse_value("head_dim", raw.get("head_dim"), "hidden_size / num_attention_heads")
+    if set(raw.get("layer_types") or ()) - {"full_attention"}:
+        _refuse_value("layer_types", raw["layer_types"], "full_attention")
+    eos = raw["eos_token_id"]
+    first, *more = eos if isinstance(eos, list) and eos else [eos]
+    if not isinstance(first, int):
+        _refuse_value("eos_token_id", eos, "a token id or a list of them")
+    return ModelConfig(
+        vocab_size=raw["vocab_size"],
+        hidden_size=hidden,
+        layers=raw["num_hidden_layers"],
+        heads=heads,
+        kv_heads=raw.get("num_key_value_heads") or heads,
+        mlp_size=raw["intermediate_size"],
+        max_positions=raw["max_position_embeddings"],
+        mask_token_id=None,
+        eos_token_id=first,
+        more_eos_token_ids=tuple(more),
+        rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10_000.0),
+        norm_eps=raw.get("rms_norm_eps", 1e-6),
+        tie_embeddings=raw.get("tie_word_embeddings", False),
+        qkv_bias=qkv_bias,
+    )
+
+
+def _refuse_value(key: str, value: object, only: str) -> NoReturn:
+    raise FieldError("model", f"{key} = {value!r} is not supported, only {only}")
+
+
+# The names of Llama, which Qwen2 and Dream took over.
+LLAMA_TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+LLAMA_LAYER = {
+    "attn_norm": "input_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "o_proj": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "down_proj": "mlp.down_proj",
+}
+
+
+def _causal(qkv_bias: bool, fixed: Mapping[str, object]) -> Architecture:
+    return Architecture(
+        config=partial(_causal_config, qkv_bias=qkv_bias),
+        top=LLAMA_TOP,
+        layers="model.layers.{}",
+        layer=LLAMA_LAYER,
+        fixed={"hidden_act": "silu", "attention_bias": qkv_bias, "mlp_bias": False, **fixed},
+        family=Family.AUTOREGRESSIVE,
+        suppressed=(),
+    )
+
+
 ARCHITECTURES = {
     "LLaDAModelLM": Architecture(
         config=_llada_config,
@@ -132,21 +205,13 @@ ARCHITECTURES = {
     ),
     "DreamModel": Architecture(
         config=_dream_config,
-        top={"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"},
+        top=LLAMA_TOP,
         layers="model.layers.{}",
-        layer={
-            "attn_norm": "input_layernorm",
-            "q_proj": "self_attn.q_proj",
-            "k_proj": "self_attn.k_proj",
-            "v_proj": "self_attn.v_proj",
-            "o_proj": "self_attn.o_proj",
-            "mlp_norm": "post_attention_layernorm",
-            "gate_proj": "mlp.gate_proj",
-            "up_proj": "mlp.up_proj",
-            "down_proj": "mlp.down_proj",
-        },
+        layer=LLAMA_LAYER,
         fixed={"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False},
     ),
+    "LlamaForCausalLM": _causal(qkv_bias=False, fixed={"sliding_window": None}),
+    "Qwen2ForCausalLM": _causal(qkv_bias=True, fixed={"use_sliding_window": False}),
 }
 
 
@@ -161,6 +226,8 @@ def load_model(
     folder = Path(directory)
     raw = _read_json(folder / "config.json")
     architecture = _architecture(raw)
+    if architecture.family is Family.AUTOREGRESSIVE:
+        raw |= _generation_ends(folder)
     try:
         config = architecture.config(raw)
     except KeyError as missing:
@@ -171,9 +238,10 @@ def load_model(
     model.load_state_dict(tensors, assign=True)
     model.set_rotary_tables(torch.device(device))
     extra = raw.get("stepserve", {})
-    suppressed = {raw.get(f"{kind}_token_id") for kind in ("pad", "bos")} - {
-        None,
-        config.eos_token_id,
+    usual = {raw.get(f"{kind}_token_id") for kind in architecture.suppressed}
+    suppressed = {
+        config.mask_token_id,
+        *extra.get("suppressed_token_ids", usual - {config.eos_token_id}),
     }
     return LoadedModel(
         model=model.eval().requires_grad_(False),
@@ -182,10 +250,16 @@ def load_model(
         block_lengths=tuple(extra.get("block_lengths", DEFAULT_BLOCK_LENGTHS)),
         default_block_length=extra.get("default_block_length", DEFAULT_BLOCK_LENGTH),
         default_max_tokens=extra.get("default_max_tokens", DEFAULT_MAX_TOKENS),
-        suppressed_token_ids=tuple(
-            sorted({config.mask_token_id, *extra.get("suppressed_token_ids", suppressed)})
-        ),
+        suppressed_token_ids=tuple(sorted(suppressed - {None})),
+        family=architecture.family,
     )
+
+
+def _generation_ends(folder: Path) -> dict[str, Any]:
+    """What ends a text by ``generation_config.json``, which outranks ``config.json``."""
+    path = folder / "generation_config.json"
+    eos = _read_json(path).get("eos_token_id") if path.exists() else None
+    return {} if eos is None else {"eos_token_id": eos}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

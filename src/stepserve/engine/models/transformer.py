@@ -1,13 +1,13 @@
-"""The transformer shared by every masked diffusion model that stepserve serves.
+"""The transformer shared by every model that stepserve serves.
 
 LLaDA (a Llama block without a causal mask) and Dream (a Qwen2 block without one) differ in
 a handful of config values: biases on the query/key/value projections, the number of KV
 heads, tied embeddings, and whether the logits that predict position ``i`` stand at ``i``
-(LLaDA) or at ``i - 1`` (Dream). One file serves both; ``engine/loader.py`` maps their
-checkpoints' names onto the names used here.
+(LLaDA) or at ``i - 1`` (Dream). Llama and Qwen2 themselves are the same blocks again. One
+file serves all; ``engine/loader.py`` maps their checkpoints' names onto the names used here.
 
-Attention is passed in: training attends within padded rows, the executor attends over
-packed rows whose keys and values live in pages. The model never learns which.
+Attention is passed in: training attends within padded rows, the executors attend over
+packed rows whose keys and values live in pages, causally or not. The model never learns which.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,10 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a masked diffusion transformer, and the token ids with a meaning to it."""
+    """Shape of a transformer, and the token ids with a meaning to it.
+
+    ``mask_token_id`` is ``None`` for an autoregressive model.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -33,7 +36,7 @@ class ModelConfig:
     kv_heads: int
     mlp_size: int
     max_positions: int
-    mask_token_id: int
+    mask_token_id: int | None
     eos_token_id: int
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
@@ -41,6 +44,12 @@ class ModelConfig:
     scale_embeddings: bool = False  # multiply embeddings by sqrt(hidden_size)
     qkv_bias: bool = False
     shift_logits: bool = False  # the logits for position i stand at i - 1 (Dream)
+    more_eos_token_ids: tuple[int, ...] = ()  # that end a text, too (Llama 3, Qwen2)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token id that ends a text."""
+        return (self.eos_token_id, *self.more_eos_token_ids)
 
     @property
     def head_dim(self) -> int:
