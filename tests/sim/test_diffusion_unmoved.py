@@ -21,7 +21,7 @@ SMOKE = Path(__file__).parent.parent.parent / "experiments" / "smoke" / "config.
 
 PINS = {
     "smoke": "d42e5a7e9654406ee0ac113eb08e6a1f0382c8ecebc1a33e2500f0e29a9a73ae",
-    "busy": "",
+    "busy": "69a03780a46eb51aad8f302e63c3ed97462cbd68671c066ecd246e2df16fb430",
 }
 
 BUSY = """

@@ -179,7 +179,10 @@ class GlobalScheduler:
             if view.loads:
                 self._queue.pop(0)
                 # One segment so far: the ledger holds one reservation per request.
-                (segment,) = self._placement.place(tracked.request, tracked.progress, view)
+                assert tracked.forecast is not None, "queued requests have a forecast"
+                place = self._placement.place
+                placement = place(tracked.request, tracked.progress, tracked.forecast, view)
+                (segment,) = placement.segments
                 actions.append(self._send_segment(tracked, self.ledger.assign(tracked, segment)))
             elif self.ledger.can_ever_hold(tracked.request):
                 break
@@ -256,7 +259,7 @@ class GlobalScheduler:
         return Finish(tracked.request.id, reason, error, why)
 
     def _hear(self, now_s: float, event: InstanceReported) -> list[GlobalAction]:
-        name, batch_ends_s, measured, residents = event
+        name, batch_ends_s, measured, residents, mix = event
         instance = self.ledger.instances.get(name)
         if instance is None:
             return []
@@ -265,7 +268,7 @@ class GlobalScheduler:
         if measured is not None:
             self._losses.pop(name, None)
             tokens, rows, seconds = measured
-            self._cost.observe(tokens, rows, instance.spec, seconds)
+            self._cost.observe(tokens, rows, instance.spec, seconds, mix)
         actions: list[GlobalAction] = []
         if residents:
             self.ledger.hear(residents)

@@ -6,12 +6,12 @@ The ``why`` is the system's log of decisions: short, factual, with the numbers c
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepserve.core.events import GlobalEvent, LocalEvent
+from stepserve.core.events import GlobalEvent, LocalEvent, TimedOut
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import PlanProblem
 from stepserve.core.request import FinishReason, Progress, Request
-from stepserve.core.step import Batch
+from stepserve.core.step import Batch, Mix
 
 
 class Send(NamedTuple):
@@ -49,6 +49,34 @@ class RunBatch(NamedTuple):
     query_tokens: int
     residents: int
     predicted_s: float
+    mix: Mix | None = None
+
+
+class Tell(NamedTuple):
+    """Deliver an event to a peer's local scheduler."""
+
+    to: InstanceId
+    event: LocalEvent
+    why: str
+
+
+class PushChunk(NamedTuple):
+    """Copy keys and values of ``[start, stop)`` to a peer; it hears ``ChunkLanded``."""
+
+    to: InstanceId
+    request_id: RequestId
+    epoch: int
+    start: int
+    stop: int
+    why: str
+
+
+class Later(NamedTuple):
+    """Deliver an event to this very scheduler, ``after_s`` seconds from now."""
+
+    after_s: float
+    event: TimedOut
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +141,5 @@ class Finish:
 
 
 GlobalAction = Send | Predict | Rebuild | Stop | SolvePlan | Reject | Finish
-LocalAction = Report | Predict | LoadState | RunBatch | FreeState
+LocalAction = Report | Predict | LoadState | RunBatch | FreeState | Tell | PushChunk | Later
 Action = GlobalAction | LocalAction

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stepserve.core.errors import FieldError
-from stepserve.core.request import CacheMode, RefreshScope
+from stepserve.core.request import CacheMode, Family, RefreshScope
 
 
 def _check(holds: bool, field: str, message: str) -> None:
@@ -25,17 +25,88 @@ class SLOClass:
     ttft_s: float | None = None
     tpot_s: float | None = None
     weight: float = 1.0
+    tbt_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raises FieldError for a target or weight that is not positive."""
-        for name in ("e2e_s", "ttft_s", "tpot_s", "weight"):
+        for name in ("e2e_s", "ttft_s", "tpot_s", "weight", "tbt_s"):
             value = getattr(self, name)
             _check(value is None or value > 0.0, f"slo_classes.{name}", "must be positive")
 
 
 @dataclass(frozen=True, slots=True)
+class TokenConfig:
+    """How causal (autoregressive) requests are scheduled; sections of dynaserve.md.
+
+    Batches (3.3): ``tbt_s`` is the target between two tokens where the request has none,
+    ``safety`` the share of it that a batch may take after ``overhead_s``; ``budget`` says what
+    bounds a batch: ``fixed``, that target (as published), ``age``, what is left of it since each
+    request's last token, or ``none``: ``chunk_tokens`` of prefill whatever is decoded.
+    A prefill left out for ``starved_s`` gets ``least_chunk_tokens``. ``order`` of prefills:
+    fcfs, priority, shortest or deadline; ``ttft``: respect targets of it, or ignore (published).
+
+    Placement (3.4, 3.5): ``cost`` is occupancy or elapsed, ``probes`` bounds the search, which
+    stops where both sides are within ``epsilon``; ``gain`` is what a cut must be better by;
+    ``margin_tokens`` are added to the predicted output length, ``least_segment_tokens`` bound a
+    segment from below, ``pairs`` are looked at; ``cut``: at any token, at the prompt's end, or
+    none. ``prefill_instances`` are those of ``disaggregated`` placement, where prompts that
+    fit ``bypass_tokens`` are computed where they are decoded.
+
+    ``push`` (3.7): ``chunks`` while the predecessor computes, or ``serial``, all at the end.
+    """
+
+    tbt_s: float = 0.1
+    safety: float = 0.95
+    overhead_s: float = 0.001
+    budget: str = "age"
+    chunk_tokens: int = 2048
+    least_chunk_tokens: int = 64
+    starved_s: float = 0.4
+    order: str = "fcfs"
+    ttft: str = "respect"
+    cost: str = "occupancy"
+    probes: int = 6
+    epsilon: float = 0.05
+    gain: float = 0.05
+    margin_tokens: int = 20
+    least_segment_tokens: int = 64
+    pairs: int = 4
+    cut: str = "any"
+    push: str = "chunks"
+    prefill_instances: int = 1
+    bypass_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises FieldError naming the number or word that makes no sense."""
+        for name in ("tbt_s", "starved_s", "safety"):
+            _check(getattr(self, name) > 0.0, f"control.tokens.{name}", "must be positive")
+        for name in ("chunk_tokens", "least_chunk_tokens", "probes", "pairs"):
+            _check(getattr(self, name) >= 1, f"control.tokens.{name}", "must be at least 1")
+        for name in ("overhead_s", "epsilon", "gain", "margin_tokens", "least_segment_tokens"):
+            _check(getattr(self, name) >= 0, f"control.tokens.{name}", "must not be negative")
+        for name in ("prefill_instances", "bypass_tokens"):
+            _check(getattr(self, name) >= 0, f"control.tokens.{name}", "must not be negative")
+        _check(self.safety <= 1.0, "control.tokens.safety", "must be at most 1")
+        for name, words in _TOKEN_WORDS.items():
+            known = f"must be one of {', '.join(words)}"
+            _check(getattr(self, name) in words, f"control.tokens.{name}", known)
+
+
+_TOKEN_WORDS = {
+    "budget": ("age", "fixed", "none"),
+    "order": ("fcfs", "priority", "shortest", "deadline"),
+    "ttft": ("respect", "ignore"),
+    "cost": ("occupancy", "elapsed"),
+    "cut": ("any", "prompt", "none"),
+    "push": ("chunks", "serial"),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class ControlConfig:
     """Policies by name, and their numbers.
+
+    ``family`` is the models' (``Family``); ``tokens``: what concerns causal ones alone.
 
     ``margin``: share of a deadline that the threshold choice plans against (dilaserve.md B1:
     0.9); ``early_margin``: the same at the start of a request, for ``early_fit``;
@@ -84,6 +155,8 @@ class ControlConfig:
     migration_gain: float = 0.05
     plan_every_s: float = 300.0
     tp_degrees: tuple[int, ...] = (1, 2, 4)
+    family: str = Family.DIFFUSION.value
+    tokens: TokenConfig = TokenConfig()
 
     def __post_init__(self) -> None:
         """Raises FieldError naming the number that makes no sense."""
@@ -106,6 +179,8 @@ class ControlConfig:
         degrees = list(self.tp_degrees)
         ascends = bool(degrees) and degrees == sorted(set(degrees)) and degrees[0] >= 1
         _check(ascends, "control.tp_degrees", "must ascend from at least 1")
+        families = ", ".join(Family)
+        _check(self.family in list(Family), "control.family", f"must be one of {families}")
         known = self.queue in ("deadline", "fcfs", "fcfs_drop")
         _check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
         for threshold in self.thresholds:

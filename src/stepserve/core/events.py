@@ -11,8 +11,8 @@ from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec, ResidentReport
 from stepserve.core.plan import ClusterPlan
 from stepserve.core.request import FinishReason, Progress, Request
-from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
-from stepserve.core.step import StepOutcome
+from stepserve.core.segment import HandoverStage, ReleasePoint, Segment, SegmentEnd
+from stepserve.core.step import Mix, StepOutcome
 
 
 class RequestArrived(NamedTuple):
@@ -40,7 +40,11 @@ class Predicted(NamedTuple):
 class SegmentPlaced:
     """The global scheduler gives an instance a segment to run.
 
-    ``cap`` is the highest threshold that load control allows the request for now.
+    ``cap`` is the highest threshold that load control allows the request for now. With a
+    ``source``, keys and values of ``[0, segment.start)`` will come from that instance: hold
+    room for them, and tell it (PREPARE of dynaserve.md 3.7). ``predicted_s`` and
+    ``predicted_tbt_s`` are the seconds to the segment's end and between its tokens that the
+    placement was chosen for.
     """
 
     segment: Segment
@@ -48,6 +52,9 @@ class SegmentPlaced:
     progress: Progress
     forecast: StepForecast
     cap: float = 1.0
+    source: InstanceId | None = None
+    predicted_s: float | None = None
+    predicted_tbt_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,76 @@ class CapsSet:
     """Load control changed the threshold caps of some requests of an instance."""
 
     caps: tuple[tuple[RequestId, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentExtended:
+    """There is no successor any more: the segment goes on to the end of the request."""
+
+    request_id: RequestId
+    epoch: int
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverPrepared:
+    """The successor has room: keys and values may be pushed to it."""
+
+    request_id: RequestId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLanded:
+    """Keys and values of ``[start, stop)`` are in the successor's pages.
+
+    ``intact``: their checksums agree with what was sent.
+    """
+
+    request_id: RequestId
+    epoch: int
+    start: int
+    stop: int
+    intact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOff:
+    """The predecessor is done, at ``progress``; the driver adds the tokens themselves.
+
+    It may overtake the last chunks. ``wait`` for those; if not (the predecessor is gone), the
+    successor computes anew what has not landed.
+    """
+
+    request_id: RequestId
+    epoch: int
+    progress: Progress
+    wait: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverAcknowledged:
+    """The successor runs the request; the predecessor may free its pages."""
+
+    request_id: RequestId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """Answer to ``Later``. One that nobody waits for any more is ignored."""
+
+    request_id: RequestId
+    epoch: int
+    stage: HandoverStage
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverStalled:
+    """No room was made on the other side in time; ``epoch`` is the hand-over's."""
+
+    request_id: RequestId
+    epoch: int
 
 
 class SegmentEnded(NamedTuple):
@@ -94,7 +171,8 @@ class InstanceReported(NamedTuple):
     """An instance begins a batch, or has nothing to run.
 
     ``batch_ends_s`` predicts the end of the batch (now, when idle). ``measured`` is the
-    tokens, rows and seconds of the batch that just ended, for the listener's cost model.
+    tokens, rows and seconds of the batch that just ended, for the listener's cost model, and
+    ``mix`` what it was made of.
     ``residents`` come along every now and then (``ControlConfig.report_every_s``).
     """
 
@@ -102,6 +180,7 @@ class InstanceReported(NamedTuple):
     batch_ends_s: float
     measured: tuple[int, int, float] | None = None
     residents: tuple[ResidentReport, ...] = ()
+    mix: Mix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +218,19 @@ GlobalEvent = (
     | InstanceStopped
     | PlanSolved
     | InstanceLost
+    | HandoverStalled
 )
-LocalEvent = SegmentPlaced | SegmentReleased | CapsSet | Predicted | BatchDone
+LocalEvent = (
+    SegmentPlaced
+    | SegmentReleased
+    | SegmentExtended
+    | CapsSet
+    | Predicted
+    | BatchDone
+    | HandoverPrepared
+    | ChunkLanded
+    | HandedOff
+    | HandoverAcknowledged
+    | TimedOut
+)
 Event = GlobalEvent | LocalEvent

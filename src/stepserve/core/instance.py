@@ -34,10 +34,23 @@ class ResidentReport(NamedTuple):
     forecast: StepForecast
 
 
+class Work(NamedTuple):
+    """What one segment of a causal request still has to do on its instance.
+
+    ``prefill_tokens`` inputs that are known already, after ``context_tokens`` others whose
+    keys and values exist; then ``decode_tokens`` of output, as far as foreseen.
+    """
+
+    prefill_tokens: int
+    context_tokens: int
+    decode_tokens: float
+
+
 class InstanceLoad(NamedTuple):
     """What the global scheduler knows of an instance: promises made, not only reports heard.
 
     ``resident_tokens`` is the sum of full lengths (prompt and output canvas) placed there.
+    ``work`` has an entry per segment placed there, of programs that tell it.
     """
 
     spec: InstanceSpec
@@ -45,6 +58,7 @@ class InstanceLoad(NamedTuple):
     resident_tokens: int
     free_pages: int
     batch_ends_s: float
+    work: tuple[Work, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

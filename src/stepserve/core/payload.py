@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from stepserve.core.ids import RequestId
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -42,3 +44,19 @@ class SettledToken:
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvChunk:
+    """Keys and values of positions ``[start, stop)`` of a request, on their way.
+
+    ``epoch`` is the hand-over's. ``checksums`` (CRC-32, one per page touched) are of the bytes
+    as they left; ``data`` is whatever the two executors understand.
+    """
+
+    request_id: RequestId
+    epoch: int
+    start: int
+    stop: int
+    checksums: tuple[int, ...]
+    data: object

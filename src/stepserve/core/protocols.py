@@ -2,16 +2,16 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec
-from stepserve.core.payload import Payload, SettledToken
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Work
+from stepserve.core.payload import KvChunk, Payload, SettledToken
 from stepserve.core.request import FinishReason, OnMiss, Progress, Request
 from stepserve.core.resident import Resident, StepPace
 from stepserve.core.segment import Segment
-from stepserve.core.step import Batch, Step, StepOutcome
+from stepserve.core.step import Batch, Mix, Step, StepOutcome
 
 
 class StepProgram(Protocol):
@@ -33,6 +33,18 @@ class StepProgram(Protocol):
         self, request: Request, progress: Progress, has_state: bool, threshold: float | None
     ) -> Step:
         """The step that is due. Without state on the instance it must rebuild it (heavy)."""
+        ...
+
+    def resume(self, request: Request, progress: Progress) -> Progress:
+        """Progress where no instance holds keys and values of the request any more."""
+        ...
+
+    def shorten(self, step: Step, tokens: int) -> Step | None:
+        """The same heavy step over its first ``tokens`` only; ``None`` if it cannot be cut."""
+        ...
+
+    def mix(self, steps: Sequence[Step]) -> Mix | None:
+        """What the batch is made of, where its time depends on more than its tokens."""
         ...
 
     def fuller_step(self, request: Request, progress: Progress, step: Step) -> Step | None:
@@ -68,14 +80,38 @@ class StepProgram(Protocol):
 
 
 class CostModel(Protocol):
-    """Predicts how long a batch takes, and learns from what was measured."""
+    """Predicts how long a batch takes, and learns from what was measured.
 
-    def step_time_s(self, tokens: int, rows: int, spec: InstanceSpec) -> float:
+    ``mix`` is ``StepProgram.mix`` of the batch. A model of causal batches that is asked without
+    it takes the tokens for one prefill.
+    """
+
+    def step_time_s(
+        self, tokens: int, rows: int, spec: InstanceSpec, mix: Mix | None = None
+    ) -> float:
         """Seconds of a batch that executes ``tokens`` in ``rows`` steps; 0 for no tokens."""
         ...
 
-    def observe(self, tokens: int, rows: int, spec: InstanceSpec, seconds: float) -> None:
+    def observe(
+        self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None
+    ) -> None:
         """Take a measured batch into account. Called only while an event is handled."""
+        ...
+
+
+class SegmentCost(Protocol):
+    """Predicts how long an instance is busy with what it holds (dynaserve.md 3.4)."""
+
+    def seconds(self, held: Sequence[Work], added: Work | None, spec: InstanceSpec) -> float:
+        """Seconds until everything is done, with ``added`` if given (T of 3.5)."""
+        ...
+
+    def tbt_s(self, held: Sequence[Work], added: Work | None, spec: InstanceSpec) -> float:
+        """Seconds of one batch of all decodes; 0 if nothing is to be decoded."""
+        ...
+
+    def transfer_s(self, tokens: int) -> float:
+        """Seconds to copy the keys and values of so many tokens over an idle link."""
         ...
 
 
@@ -93,14 +129,28 @@ class StepPredictor(Protocol):
         ...
 
 
+class Placement(NamedTuple):
+    """Segments that tile what is left of a request, in order.
+
+    ``predicted_s``: seconds to the end of each, and ``tbt_s`` between tokens, where the policy
+    predicts them; ``why``: the choice in short.
+    """
+
+    segments: tuple[Segment, ...]
+    predicted_s: tuple[float, ...] = ()
+    tbt_s: float | None = None
+    why: str = ""
+
+
 class PlacementPolicy(Protocol):
     """Chooses segments and instances."""
 
-    def place(self, request: Request, progress: Progress, view: ClusterView) -> tuple[Segment, ...]:
-        """Segments that tile what is left of the request, on instances of the view.
+    def place(
+        self, request: Request, progress: Progress, forecast: StepForecast, view: ClusterView
+    ) -> Placement:
+        """Segments on instances of the view, which has only those with room, and one at least.
 
-        The view holds only instances with room, and is never empty. Epochs are left 0; the
-        global scheduler stamps them.
+        Epochs are left 0; the global scheduler stamps them.
         """
         ...
 
@@ -225,6 +275,18 @@ class Executor(Protocol):
 
     def remove(self, request_id: RequestId) -> None:
         """Drop a request and free its pages. Unknown ids are ignored."""
+        ...
+
+
+class KvPages(Protocol):
+    """An executor whose requests can move with their keys and values."""
+
+    def export_kv(self, request_id: RequestId, epoch: int, start: int, stop: int) -> KvChunk:
+        """A copy of positions ``[start, stop)``, which must be computed."""
+        ...
+
+    def import_kv(self, chunk: KvChunk) -> bool:
+        """Write a chunk into the request's pages; ``False``, and nothing, if it is damaged."""
         ...
 
 

@@ -57,8 +57,8 @@ class SLO:
     """Latency targets in seconds from arrival; ``None`` means no target.
 
     ``tpot_s`` is amortised: (last - first committed text) / (tokens - tokens in the first
-    event). ``weight``: what this request's quality is worth beside others'. Raises FieldError
-    unless it is positive.
+    event). ``tbt_s`` bounds each gap between two tokens. ``weight``: what this request's
+    quality is worth beside others'. Raises FieldError unless it is positive.
     """
 
     slo_class: str = "standard"
@@ -67,6 +67,7 @@ class SLO:
     tpot_s: float | None = None
     on_miss: OnMiss = OnMiss.DEGRADE
     weight: float = 1.0
+    tbt_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.weight > 0.0:
@@ -122,7 +123,10 @@ class DiffusionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Facts known on arrival. Token values travel beside it, in a ``Payload``."""
+    """Facts known on arrival. Token values travel beside it, in a ``Payload``.
+
+    ``expected_output_tokens`` is the client's hint; of a diffusion request it is an option.
+    """
 
     id: RequestId
     family: Family
@@ -132,6 +136,7 @@ class Request:
     arrival_s: float
     slo: SLO = SLO()
     diffusion: DiffusionOptions = DiffusionOptions()
+    expected_output_tokens: int | None = None
 
     @property
     def deadline_s(self) -> float | None:

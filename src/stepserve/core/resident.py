@@ -36,6 +36,8 @@ class Resident:
     cap: float = 1.0  # the highest threshold that load control allows it
     skipped: int = 0  # batches composed without it since it last ran
     release: ReleasePoint | None = None  # asked to leave, and when
+    joined_s: float = 0.0  # when it became resident
+    last_token_s: float = 0.0  # when its latest output token was made here
 
     def lost(self, pace: StepPace, now_s: float) -> bool:
         """Whether its deadline is believed out of reach even at the lowest threshold."""

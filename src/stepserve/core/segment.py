@@ -11,7 +11,8 @@ class Segment:
     """Half-open range ``[start, stop)`` of settled positions, placed on one instance.
 
     ``stop`` is ``None`` while open. ``epoch`` is the version of the request's plan: messages
-    of an older epoch are ignored.
+    of an older epoch are ignored. Segments placed together have consecutive epochs, and a
+    hand-over between two of them carries the epoch of the second.
     """
 
     request_id: RequestId
@@ -28,6 +29,15 @@ class SegmentEnd(StrEnum):
     FINISHED = "finished"  # the request is complete
     FAILED = "failed"  # this request cannot be continued (its own fault)
     RELEASED = "released"  # let go as asked; the global scheduler knows why
+    HANDED_OFF = "handed_off"  # its stop was reached; the next segment has taken over
+
+
+class HandoverStage(StrEnum):
+    """What a hand-over waits for; each has its time limit (dynaserve.md 3.7)."""
+
+    PREPARE = "prepare"  # the sender: for room on the other side
+    LANDING = "landing"  # the receiver, told that all was sent: for the rest of it
+    ACKNOWLEDGE = "acknowledge"  # the sender, all sent: for leave to free its pages
 
 
 class ReleasePoint(StrEnum):

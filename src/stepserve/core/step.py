@@ -39,6 +39,29 @@ class Step(NamedTuple):
     threshold: float | None = None
 
 
+class Mix(NamedTuple):
+    """What a batch of causal steps is made of: the key of its time (dynaserve.md 3.2).
+
+    ``prefill_pairs`` are the query-key pairs of the heavy steps: a chunk of q tokens after c0
+    others has q * c0 + q * (q + 1) / 2, which is what its attention costs.
+    ``decode_context`` is the sum of the context lengths of the light steps.
+    """
+
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+    decodes: int = 0
+    decode_context: int = 0
+
+    def plus(self, step: Step) -> "Mix":
+        """With one more step."""
+        tokens, pairs, decodes, context = self
+        _, kind, query, keys, _ = step
+        if kind.heavy:
+            pairs += query * (keys - query) + query * (query + 1) // 2
+            return Mix(tokens + query, pairs, decodes, context)
+        return Mix(tokens, pairs, decodes + 1, context + keys)
+
+
 class Batch(NamedTuple):
     """Steps of different requests run in one forward pass of one instance."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
+from stepserve.core.step import Mix
 
 COMMON_RATE = 0.02
 SIZE_RATE = 0.05
@@ -118,7 +119,9 @@ class StepTable:
         self._sizes = {degree: [1.0] * len(p.sizes) for degree, p in profiles.items()}
         self._common_rate, self._size_rate = common_rate, size_rate
 
-    def step_time_s(self, tokens: int, rows: int, spec: InstanceSpec) -> float:
+    def step_time_s(
+        self, tokens: int, rows: int, spec: InstanceSpec, mix: Mix | None = None
+    ) -> float:
         """See ``CostModel.step_time_s``. Raises KeyError for a degree without a profile."""
         if tokens <= 0:
             return 0.0
@@ -132,7 +135,9 @@ class StepTable:
             seconds = self._profiles[degree].step_time_s(tokens, rows)
         return seconds * (self._common[degree] * self._sizes[degree][entry])
 
-    def observe(self, tokens: int, rows: int, spec: InstanceSpec, seconds: float) -> None:
+    def observe(
+        self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None
+    ) -> None:
         """Move the factors towards what was measured."""
         predicted = self.step_time_s(tokens, rows, spec)
         if predicted <= 0.0 or seconds <= 0.0 or seconds == predicted:

@@ -173,8 +173,16 @@ class Experiment:
         return {
             **as_table(self.setting),
             "systems": list(self.systems),
-            "system": {name: as_table(system) for name, system in self.systems.items()},
+            "system": {name: _resolved(system) for name, system in self.systems.items()},
         }
+
+
+def _resolved(system: System) -> dict[str, Any]:
+    """A system's table, without what concerns causal models only."""
+    table = as_table(system)
+    for name in ("family", "tokens"):
+        del table["control"][name]
+    return table
 
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ hour asks millions of times.
 from collections.abc import Mapping
 
 from stepserve.core.instance import InstanceSpec
+from stepserve.core.step import Mix
 from stepserve.cost.step_table import StepProfile, by_tokens
 
 
@@ -20,7 +21,9 @@ class KnownSteps:
             degree: (by_tokens(p)[0], p.host_s, p.host_row_s) for degree, p in profiles.items()
         }
 
-    def step_time_s(self, tokens: int, rows: int, spec: InstanceSpec) -> float:
+    def step_time_s(
+        self, tokens: int, rows: int, spec: InstanceSpec, mix: Mix | None = None
+    ) -> float:
         """See ``CostModel.step_time_s``. Raises KeyError for a degree without a profile."""
         if tokens <= 0:
             return 0.0
@@ -29,5 +32,7 @@ class KnownSteps:
             return table[tokens] + (host_s + host_row_s * (rows - 1))  # adds up as in StepTable
         return self._profiles[spec.tp_degree].step_time_s(tokens, rows)
 
-    def observe(self, tokens: int, rows: int, spec: InstanceSpec, seconds: float) -> None:
+    def observe(
+        self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None
+    ) -> None:
         """Nothing to learn."""

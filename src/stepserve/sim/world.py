@@ -23,6 +23,7 @@ from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import (
     Finish,
+    FreeState,
     LoadState,
     LocalAction,
     Predict,
@@ -325,7 +326,7 @@ class World:
                 self.at(when_s, MESSAGE, self._tell_local, instance, answer)
             elif isinstance(action, LoadState):
                 self._rows.load(instance.spec.id, action.request, action.progress)
-            else:
+            elif isinstance(action, FreeState):
                 self._rows.free(instance.spec.id, action.request_id)
 
     def _run_batch(self, instance: Instance, batch: Batch, query_tokens: int) -> None:

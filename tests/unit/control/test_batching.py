@@ -14,10 +14,10 @@ PROGRAM = DiffusionProgram()
 class PerToken:
     """1 ms per token executed, no floor: sums are easy to follow."""
 
-    def step_time_s(self, tokens, rows, spec):
+    def step_time_s(self, tokens, rows, spec, mix=None):
         return tokens * 1e-3
 
-    def observe(self, tokens, rows, spec, seconds):
+    def observe(self, tokens, rows, spec, seconds, mix=None):
         raise AssertionError("batching policies do not learn")
 
 

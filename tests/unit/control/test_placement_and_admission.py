@@ -16,6 +16,7 @@ from support.toy_world import PROFILE, ToyWorld, make_request, make_spec
 
 PROGRAM = DiffusionProgram()
 COST = StepTable({1: PROFILE})
+FORECAST = StepForecast((0.9,), (8.0,), 32.0)
 
 
 def load(name, tokens=0, residents=0, ends_s=0.0, limit=8):
@@ -25,7 +26,7 @@ def load(name, tokens=0, residents=0, ends_s=0.0, limit=8):
 
 def place(policy, *loads, at_s=0.0):
     view = ClusterView(at_s, {row.spec.id: row for row in loads})
-    (segment,) = policy.place(make_request(), Progress(settled=20), view)
+    (segment,) = policy.place(make_request(), Progress(settled=20), FORECAST, view).segments
     assert (segment.start, segment.stop) == (20, None)
     return segment.instance
 

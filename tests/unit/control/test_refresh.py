@@ -22,7 +22,7 @@ FULL, CANVAS, BLOCK = 68, 48, 16  # tokens of make_request
 class PerToken:
     """1 ms per token executed."""
 
-    def step_time_s(self, tokens, rows, spec):
+    def step_time_s(self, tokens, rows, spec, mix=None):
         return tokens * 1e-3
 
 

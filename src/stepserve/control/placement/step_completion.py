@@ -7,8 +7,9 @@ worst-case load). Deviation (C6): the published code leaves out the running batc
 
 from collections.abc import Callable
 
+from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import ClusterView
-from stepserve.core.protocols import CostModel
+from stepserve.core.protocols import CostModel, Placement
 from stepserve.core.request import Progress, Request
 from stepserve.core.segment import Segment
 
@@ -20,13 +21,15 @@ class StepCompletion:
         self._cost = cost
         self._full_tokens = full_tokens
 
-    def place(self, request: Request, progress: Progress, view: ClusterView) -> tuple[Segment, ...]:
+    def place(
+        self, request: Request, progress: Progress, forecast: StepForecast, view: ClusterView
+    ) -> Placement:
         """See ``PlacementPolicy.place``."""
         extra, now_s, step_time_s = self._full_tokens(request), view.at_s, self._cost.step_time_s
         completions = []
-        for name, (spec, residents, resident_tokens, _, batch_ends_s) in view.loads.items():
+        for name, (spec, residents, resident_tokens, _, batch_ends_s, _) in view.loads.items():
             step_s = step_time_s(resident_tokens + extra, residents + 1, spec)
             wait_s = batch_ends_s - now_s
             completions.append((wait_s + step_s if wait_s > 0.0 else step_s, name))
         _, first = min(completions)
-        return (Segment(request.id, 0, progress.settled, None, first, epoch=0),)
+        return Placement((Segment(request.id, 0, progress.settled, None, first, epoch=0),))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from stepserve.core.denoising import canvas_tokens, due_step
 from stepserve.core.request import CacheMode, Progress, RefreshScope, Request
-from stepserve.core.step import Step, StepKind, StepOutcome
+from stepserve.core.step import Mix, Step, StepKind, StepOutcome
 
 
 class DiffusionProgram:
@@ -40,6 +40,18 @@ class DiffusionProgram:
     ) -> Step:
         """Recompute without a cache, without state, or where a block's refresh is due."""
         return due_step(request, progress.settled - request.prompt_tokens, has_state, threshold)
+
+    def resume(self, request: Request, progress: Progress) -> Progress:
+        """Settled tokens are all that is needed: the next step rebuilds the rest."""
+        return progress
+
+    def shorten(self, step: Step, tokens: int) -> Step | None:
+        """Attention is bidirectional: a step over a part would compute something else."""
+        return None
+
+    def mix(self, steps: Sequence[Step]) -> Mix | None:
+        """The time of a batch depends on its tokens (dilaserve.md B2)."""
+        return None
 
     def fuller_step(self, request: Request, progress: Progress, step: Step) -> Step | None:
         """The whole sequence, where a block opens with less (dilaserve.md Part E 3)."""
