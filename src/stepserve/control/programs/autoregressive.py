@@ -1,11 +1,9 @@
 """The step program of causal models (Llama, Qwen2, ...).
 
 Source: dynaserve.md 3.1. There are no phases: a request catches up with its known tokens, the
-prompt and what was sampled so far. ``Progress.settled`` counts the inputs executed whose keys
-and values are where the request is, and the step that reaches the last known token samples the
-next one. So a hand-over needs no case of its own: with the inputs up to ``s`` executed, the
-successor's due step is a decode where ``s`` is in the output or at the prompt's end, and a
-prefill before that. Nor does a loss: with nothing settled, prompt and output are prefilled.
+prompt and what was sampled. ``Progress.settled`` counts inputs whose keys and values are where
+the request is, and the step that reaches the last known token samples the next. Neither a
+hand-over nor a loss is a case of its own: what is outstanding tells what is due.
 """
 
 from collections.abc import Sequence
