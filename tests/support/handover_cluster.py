@@ -6,6 +6,7 @@ told to clients, and of which inputs an instance has keys and values. It refuses
 beginnings that do not fit what is there.
 """
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -118,7 +119,7 @@ class Row:
 
     held: int = 0  # inputs with keys and values
     known: int = 0  # output tokens
-    started: bool = False
+    started: bool = False  # nothing may land any more
 
 
 @dataclass(eq=False)
@@ -353,7 +354,7 @@ class HandoverCluster:
         truth.handed += 1
         assert not row.started
         assert progress.settled <= row.held, "keys and values have landed up to there"
-        row.held, row.known = progress.settled, progress.emitted
+        row.held, row.known, row.started = progress.settled, progress.emitted, True
         if truth.answer is None and self.scheduler.ledger.requests[request_id].cancelled is None:
             assert row.known == truth.emitted, "the successor knows what the client knows"
 
@@ -393,7 +394,9 @@ class HandoverCluster:
             held = [*instance.placed, *instance.expected, *instance.departing]
             assert len(held) == len(set(held)), "an instance holds a request once"
             assert set(instance.pages._held) == set(held)
-            assert instance.pages.free + sum(instance.pages._held.values()) == instance.pages.capacity
+            assert (
+                instance.pages.free + sum(instance.pages._held.values()) == instance.pages.capacity
+            )
             tokens = [*instance.placed.values(), *instance.expected.values()]
             tokens += [tokens for _, tokens in instance.departing.values()]
             assert instance.resident_tokens == sum(tokens)
@@ -413,7 +416,7 @@ class HandoverCluster:
                     instance.placed if segment is tracked.segment else instance.expected
                 )
             assert not tracked.planned or tracked.segment is not None
-            for one, after in zip(chain, chain[1:], strict=False):
+            for one, after in itertools.pairwise(chain):
                 assert one.stop == after.start, "segments tile the axis"
                 assert one.epoch + 1 == after.epoch
             assert not chain or chain[-1].stop is None or tracked.cancelled or tracked.cutting
@@ -444,7 +447,8 @@ class HandoverCluster:
             assert instance.resident_tokens == 0
         for machine in self.machines.values():
             local = machine.local
-            assert not (local.residents or local.inbound or local.outbound or len(local.pages))
+            held = {*local.residents, *local.inbound, *local.outbound, *local.pages._held}
+            assert not held
             assert not machine.timers
         for truth in self.truths.values():
             assert truth.answer is not None
@@ -454,3 +458,40 @@ class HandoverCluster:
             if not truth.disturbed:
                 inputs = truth.request.prompt_tokens + truth.output_tokens - 1
                 assert truth.answer.reason is FinishReason.CANCELLED or truth.executed == inputs
+
+    # -- for scripts
+
+    def heard(self, kind):
+        """(who, event) of all events of a kind that were delivered."""
+        rows = [(GLOBAL if to is GLOBAL else to.spec.id, e) for to, e in self.log]
+        return [row for row in rows if isinstance(row[1], kind)]
+
+    def until(self, condition, *, chunks=True):
+        """Deliver messages and end batches until something is true."""
+        for _ in range(200):
+            if condition():
+                return
+            links = [link for link in self.waiting if chunks or link[0] != "chunk"]
+            if links:
+                self.deliver_next(links[0])
+            else:
+                self.run_batch(next(n for n, m in self.machines.items() if m.batch is not None))
+            self.check()
+        raise AssertionError("that does not happen")
+
+    def local(self, name):
+        return self.machines[InstanceId(name)].local
+
+    def where(self, name):
+        """The instance that the global scheduler believes to run a request."""
+        segment = self.scheduler.ledger.requests[RequestId(name)].segment
+        return None if segment is None else segment.instance
+
+    def deliver_but(self, kind, *, chunks=True):
+        """All messages except those that begin with an event of a kind."""
+        while True:
+            links = [link for link in self.waiting if chunks or link[0] != "chunk"]
+            links = [link for link in links if not isinstance(self.links[link][0][1], kind)]
+            if not links:
+                return
+            self.deliver_next(links[0])

@@ -7,7 +7,6 @@ rebuilt, clients leave, outputs end where they like. ``HandoverCluster`` checks 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.handover_cluster import GLOBAL, HandoverCluster
 
 from stepserve.core.events import (
     HandedOff,
@@ -19,6 +18,7 @@ from stepserve.core.events import (
     SegmentReleased,
     TimedOut,
 )
+from support.handover_cluster import GLOBAL, HandoverCluster
 
 AGAIN = (
     HandedOff,
@@ -52,9 +52,7 @@ class Handovers(RuleBasedStateMachine):
     def arrive(self, prompt, limit, ends, cuts, order):
         name = f"r{len(self.cluster.truths)}"
         ends, cuts = min(ends, limit), sorted(cuts)
-        self.cluster.arrive(
-            name, prompt=prompt, limit=limit, ends=ends, cuts=cuts, order=order
-        )
+        self.cluster.arrive(name, prompt=prompt, limit=limit, ends=ends, cuts=cuts, order=order)
 
     @precondition(lambda self: self.cluster.waiting)
     @rule(data=st.data())
