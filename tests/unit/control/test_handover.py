@@ -407,6 +407,17 @@ def test_after_a_damaged_chunk_nothing_more_is_waited_for():
     assert truth.executed == 15 + 10
 
 
+def test_chunks_after_a_damaged_one_are_of_no_use():
+    cluster, truth = placed(cut=14)
+    cluster.until(lambda: said(cluster, HandedOff), chunks=False)
+    link = next(x for x in cluster.waiting if x[0] == "chunk")
+    cluster.damage_next(link)
+    cluster.deliver()
+    assert cluster.local("b").residents["r"].progress[:2] == (0, 7)
+    rest(cluster)
+    assert truth.executed == 15 + 14
+
+
 # -- instances change
 
 

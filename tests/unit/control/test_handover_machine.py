@@ -65,11 +65,11 @@ class Handovers(RuleBasedStateMachine):
         self.cluster.deliver(chunks=chunks)
 
     @precondition(lambda self: self.busy())
-    @rule(names=st.lists(st.sampled_from("abc"), min_size=3, max_size=9))
-    def work(self, names):
+    @rule(names=st.lists(st.sampled_from("abc"), min_size=3, max_size=9), chunks=st.booleans())
+    def work(self, names, chunks):
         """Some batches, with all messages in between."""
         for name in names:
-            self.cluster.deliver()
+            self.cluster.deliver(chunks=chunks)
             if name in self.busy():
                 self.cluster.run_batch(name)
             self.cluster.check()
