@@ -488,6 +488,9 @@ def test_a_request_is_not_placed_where_its_last_segment_has_not_let_go():
     assert cluster.where("r") == "b"
     a = cluster.scheduler.ledger.instances[InstanceId("a")]
     assert a.departing
+    older = Segment("r", 0, 0, None, InstanceId("a"), 0)  # of a life of a before this one
+    cluster.tell_global(SegmentEnded(older, SegmentEnd.RELEASED, Progress()))
+    assert a.departing
     cluster.lose("b")
     cluster.deliver_but(HandoverAcknowledged)
     assert cluster.scheduler.queued == 1, "a has room, but may hold it still"
