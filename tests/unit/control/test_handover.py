@@ -354,16 +354,31 @@ def test_the_second_lost_after_the_cut_is_a_loss_like_any_other():
 
 def test_a_loss_of_the_second_that_overtakes_the_news_of_the_cut():
     cluster, truth = at_stop()
-    cluster.deliver_but((SegmentEnded, HandoverAcknowledged))
+    late = SegmentEnded, HandoverAcknowledged, InstanceReported
+    cluster.deliver_but(late)
     while truth.emitted < 5:
         cluster.run_batch("b")
-        cluster.links.pop(next(x for x in cluster.waiting if x[:2] == ("report", "b")))
+        cluster.deliver_but(late)
+    assert cluster.where("r") == "a"
     cluster.lose("b")
     cluster.deliver_next(("lost", "b"))  # tokens 4 and 5 can only be b's
     assert not said(cluster, SegmentExtended)
     assert cluster.where("r") is None
     rest(cluster)
     assert truth.emitted == 8
+
+
+def test_a_loss_of_the_first_that_overtakes_the_news_of_the_end():
+    cluster, truth = placed(ends=2)
+    cluster.deliver()
+    while truth.ended is None:
+        cluster.run_batch("a")
+    cluster.lose("a")
+    cluster.deliver_next(("lost", "a"))
+    assert truth.answer.reason is FinishReason.STOP
+    rest(cluster)
+    assert ends(cluster)[-1] == ("b", SegmentEnd.RELEASED)
+    assert not cluster.heard(HandedOff)
 
 
 # -- time passes
@@ -475,6 +490,20 @@ def test_an_instance_that_drains_is_stopped_once_what_it_expected_has_come_and_g
     assert InstanceId("b") in cluster.machines, "it holds pages"
     rest(cluster)
     assert ends(cluster)[:2] == [("a", SegmentEnd.HANDED_OFF), ("b", SegmentEnd.RELEASED)]
+    assert truth.emitted == 8
+
+
+def test_a_segment_that_never_began_does_not_undo_what_is_known():
+    cluster, truth = at_stop()
+    a = cluster.machines[InstanceId("a")]
+    cluster.fire(a, [t.stage for t in a.timers].index(HandoverStage.ACKNOWLEDGE))
+    cluster.deliver_but(HandedOff, chunks=False)
+    assert cluster.where("r") == "b"
+    cluster.drain("b")
+    cluster.deliver_but(HandedOff, chunks=False)
+    assert ends(cluster)[-1] == ("b", SegmentEnd.RELEASED)
+    assert cluster.local("a").residents["r"].progress[:2] == (0, 3)
+    rest(cluster)
     assert truth.emitted == 8
 
 
