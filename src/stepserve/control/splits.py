@@ -26,10 +26,8 @@ def planned_on(ledger: Ledger, instance_id: InstanceId) -> list[tuple[Tracked, S
 
 def has_begun(tracked: Tracked, segment: Segment, reached: Progress | None) -> bool:
     """Whether a planned segment has run, as far as the frontend knows."""
-    if reached is None:
-        return False
     before = max(tracked.progress.emitted, segment.start - tracked.request.prompt_tokens + 1)
-    return reached.emitted > before or reached.finished is not None
+    return reached is not None and reached.emitted > before
 
 
 def drop(ledger: Ledger, tracked: Tracked, why: str, index: int = 0) -> list[GlobalAction]:
@@ -51,8 +49,6 @@ def do_without(ledger: Ledger, tracked: Tracked, epoch: int, why: str) -> list[G
     if index is None:
         return []
     actions = drop(ledger, tracked, why, index)
-    if not index and tracked.cutting:  # leaves its instance anyway
-        return actions
     last = tracked.planned[-1] if index else tracked.segment
     assert last is not None, "a request with planned segments is placed"
     if ledger.extend(tracked, last):

@@ -339,6 +339,23 @@ def test_without_room_to_go_on_the_request_is_placed_anew():
     assert first.answer.reason is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize(("others", "goes_on"), [(0, "b"), (8, "a")])
+def test_the_third_lost_before_the_cut_leaves_the_rest_to_the_second_or_the_first(others, goes_on):
+    cluster = HandoverCluster("a", "b", "c", pages=5)
+    truth = cluster.arrive("r", prompt=8, limit=8, cuts=(5, 9))  # 2, 3 and 4 pages
+    if others:
+        cluster.arrive("s", prompt=2, limit=others - 2, order=("b",))  # the other 2 of b
+    cluster.deliver()
+    cluster.lose("c")
+    cluster.deliver()
+    (who, extended), *more = cluster.heard(SegmentExtended)
+    assert (who, more) == (goes_on, [])
+    assert extended.segment.stop is None
+    rest(cluster)
+    assert truth.executed == 15
+    assert truth.handed == (goes_on == "b")
+
+
 def test_the_second_lost_after_the_cut_is_a_loss_like_any_other():
     cluster, truth = at_stop()
     cluster.until(lambda: truth.emitted == 5)
