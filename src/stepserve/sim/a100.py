@@ -4,10 +4,10 @@ Source: dynaserve.md 3.10.1 (the models and their TP degrees), fitted to public 
 profiles by ``experiments/calibration/fit_a100.py``; docs/cost-model.md has the fit's error. The
 constants are in ``data/a100.json``. Two profiles: ``a100`` (operators of the same generation as
 the published system) and ``a100-aic`` (matrix products of a newer stack, without the small
-operators between them: a lower bound, for sensitivity).
+operators between them: lower, for sensitivity).
 
 Deviations from hardware: the time is a sum of parts, each with a constant rate or a few knots,
-so it has no jags; decodes and chunks of one batch are two attention kernels, one after the
+so it has none of the kernels' jags (up to a third between neighbouring sizes); decodes and chunks of one batch are two attention kernels, one after the
 other; how a context is spread over its rows or chunks does not matter.
 """
 
