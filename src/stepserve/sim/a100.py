@@ -7,8 +7,9 @@ the published system) and ``a100-aic`` (matrix products of a newer stack, withou
 operators between them: lower, for sensitivity).
 
 Deviations from hardware: the time is a sum of parts, each with a constant rate or a few knots,
-so it has none of the kernels' jags (up to a third between neighbouring sizes); decodes and chunks of one batch are two attention kernels, one after the
-other; how a context is spread over its rows or chunks does not matter.
+so it has none of the kernels' jags (up to a third between neighbouring sizes); decodes and
+chunks of one batch are two attention kernels, one after the other; how a context is spread over
+its rows or chunks does not matter.
 """
 
 from collections.abc import Sequence
@@ -92,7 +93,8 @@ def model_shape(model: str) -> ModelShape:
 class A100Truth:
     """Seconds of a batch of one model, at the TP degree of its shape. Learns nothing.
 
-    Never falls as any part of the mix grows; a jump only between no batch and one.
+    Never falls as any part of the mix grows; a jump only between no batch and one. Does not read
+    the ``spec``: an instance of another TP degree needs another model's times.
     """
 
     def __init__(self, model: str, profile: str = "a100") -> None:
