@@ -13,6 +13,7 @@ from stepserve.core.protocols import (
     MigrationPolicy,
     PlacementPolicy,
     RefreshPolicy,
+    SegmentCost,
     StepProgram,
     ThresholdPolicy,
 )
@@ -24,7 +25,9 @@ from .load_control import LoadControl
 from .local_scheduler import LocalScheduler
 from .placement.faster_elsewhere import FasterElsewhere
 from .placement.least_loaded import LeastLoaded
+from .placement.roles import Disaggregated
 from .placement.step_completion import StepCompletion
+from .placement.tandem_split import TandemSplit
 from .programs.diffusion import DiffusionProgram
 from .refresh.when_slack import WhenSlack
 from .threshold.at_cap import AtCap
@@ -38,13 +41,18 @@ from .threshold.schedule_fit import ScheduleFit
 from .threshold.unless_lost import UnlessLost
 
 
-def assemble_global(config: ControlConfig, cost: CostModel) -> GlobalScheduler:
-    """The cluster's scheduler. Raises FieldError for an unknown policy name."""
+def assemble_global(
+    config: ControlConfig, cost: CostModel, segment_cost: SegmentCost | None = None
+) -> GlobalScheduler:
+    """The cluster's scheduler; ``tandem_split`` placement needs ``segment_cost``.
+
+    Raises FieldError for an unknown policy name.
+    """
     program = DiffusionProgram()
     return GlobalScheduler(
         config,
         program,
-        _placement(config, program, cost),
+        _placement(config, program, cost, segment_cost),
         _migration(config, program, cost),
         LoadControl(_caps(config, cost), program, cost, config.caps_every_s),
         cost,
@@ -66,13 +74,22 @@ def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -
     )
 
 
-def _placement(config: ControlConfig, program: StepProgram, cost: CostModel) -> PlacementPolicy:
+def _placement(
+    config: ControlConfig, program: StepProgram, cost: CostModel, segment_cost: SegmentCost | None
+) -> PlacementPolicy:
     match config.placement:
         case "least_loaded":
             return LeastLoaded()
         case "step_completion":
             return StepCompletion(cost, program.full_tokens)
-    raise _unknown("placement", config.placement, "least_loaded, step_completion")
+        case "tandem_split":
+            if segment_cost is None:
+                raise FieldError("control.placement", "tandem_split needs a segment cost")
+            return TandemSplit(segment_cost, config.tokens)
+        case "disaggregated":
+            return Disaggregated(config.tokens.prefill_instances, config.tokens.bypass_tokens)
+    known = "least_loaded, step_completion, tandem_split, disaggregated"
+    raise _unknown("placement", config.placement, known)
 
 
 def _migration(
