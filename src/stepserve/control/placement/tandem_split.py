@@ -88,7 +88,8 @@ class TandemSplit:
         best = min(search.plan(load, load, total) for load in near)
         cut = min((p for a, b in pairs for p in search.cuts(near[a], near[b])), default=best)
         keep = 1.0 - options.gain
-        if cut < best._replace(excess=best.excess * keep, longest_s=best.longest_s * keep):
+        shorter = cut.excess <= best.excess and cut.longest_s < keep * best.longest_s
+        if shorter or cut.excess < keep * best.excess:
             best = cut
         seconds = best.seconds if best.cut else best.seconds[:1]
         times = ", ".join([f"T{n} {t:.3f} s" for n, t in enumerate(seconds, 1)])
