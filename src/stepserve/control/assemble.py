@@ -3,6 +3,8 @@
 Both worlds call these functions; neither may define a policy.
 """
 
+from dataclasses import replace
+
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
@@ -16,15 +18,18 @@ from stepserve.core.protocols import (
     StepProgram,
     ThresholdPolicy,
 )
+from stepserve.core.request import Family
 
 from .batching.all_resident import AllResident
 from .batching.latency_budget import LatencyBudget
+from .batching.token_budget import TokenBudget
 from .global_scheduler import GlobalScheduler
 from .load_control import LoadControl
 from .local_scheduler import LocalScheduler
 from .placement.faster_elsewhere import FasterElsewhere
 from .placement.least_loaded import LeastLoaded
 from .placement.step_completion import StepCompletion
+from .programs.autoregressive import AutoregressiveProgram
 from .programs.diffusion import DiffusionProgram
 from .refresh.when_slack import WhenSlack
 from .threshold.at_cap import AtCap
@@ -39,8 +44,12 @@ from .threshold.unless_lost import UnlessLost
 
 
 def assemble_global(config: ControlConfig, cost: CostModel) -> GlobalScheduler:
-    """The cluster's scheduler. Raises FieldError for an unknown policy name."""
-    program = DiffusionProgram()
+    """The cluster's scheduler. Raises FieldError for an unknown policy name.
+
+    Of causal models there are no thresholds to choose, so none to bound, and nothing to refresh;
+    a request moves where its placement says: such policies of the configuration have no effect.
+    """
+    config, program = _for_family(config)
     return GlobalScheduler(
         config,
         program,
@@ -53,17 +62,27 @@ def assemble_global(config: ControlConfig, cost: CostModel) -> GlobalScheduler:
 
 def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -> LocalScheduler:
     """The scheduler of one instance, with its own cost model, fed by its own batches."""
-    program = DiffusionProgram()
+    config, program = _for_family(config)
     return LocalScheduler(
         spec,
         program,
-        _batching(config, cost),
+        _batching(config, program, cost),
         _lost(config, _threshold(config)),
         _refresh(config, program, cost),
         cost,
         config.predict_every_tokens,
         config.report_every_s,
     )
+
+
+def _for_family(
+    config: ControlConfig,
+) -> tuple[ControlConfig, DiffusionProgram | AutoregressiveProgram]:
+    if config.family == Family.DIFFUSION:
+        return config, DiffusionProgram()
+    config = replace(config, threshold="fixed", load_control="none", migration="none")
+    config = replace(config, refresh="as_asked", lost="hurry")
+    return config, AutoregressiveProgram(config.tokens.chunk_tokens)
 
 
 def _placement(config: ControlConfig, program: StepProgram, cost: CostModel) -> PlacementPolicy:
@@ -109,10 +128,12 @@ def _caps(config: ControlConfig, cost: CostModel) -> CapPolicy | None:
     raise _unknown("load_control", config.load_control, known)
 
 
-def _batching(config: ControlConfig, cost: CostModel) -> BatchingPolicy:
+def _batching(config: ControlConfig, program: StepProgram, cost: CostModel) -> BatchingPolicy:
     match config.batching:
         case "all_resident":
             return AllResident(cost)
+        case "latency_budget" if isinstance(program, AutoregressiveProgram):
+            return TokenBudget(cost, program, config.tokens, config.starvation_batches)
         case "latency_budget":
             return LatencyBudget(
                 cost,

@@ -30,7 +30,7 @@ from stepserve.core.protocols import (
 )
 from stepserve.core.resident import Resident
 from stepserve.core.segment import ReleasePoint, SegmentEnd
-from stepserve.core.step import Batch, Step
+from stepserve.core.step import Batch, Mix, Step
 
 from .pages import PageLedger, pages_for
 
@@ -62,7 +62,9 @@ class LocalScheduler:
         self.pages = PageLedger(spec.page_capacity)
         self._running: Batch | None = None
         self._running_tokens, self._predicted_s = 0, 0.0  # of the running batch
-        self._measured: tuple[int, int, float] | None = None
+        self._running_mix = program.mix(())
+        self._cuts_steps = self._running_mix is not None  # prefills may be run in chunks
+        self._measured: tuple[tuple[int, int, float] | None, Mix | None] = None, None
         self._next_batch_id = 0
 
     def handle(self, now_s: float, event: LocalEvent) -> list[LocalAction]:
@@ -73,7 +75,7 @@ class LocalScheduler:
             case Predicted():
                 actions = self._take_forecast(event)
             case SegmentPlaced():
-                actions = self._join(event)
+                actions = self._join(now_s, event)
             case SegmentReleased():
                 actions = self._release(event)
             case CapsSet():
@@ -82,7 +84,7 @@ class LocalScheduler:
             actions += self._start_batch(now_s)
         return actions
 
-    def _join(self, event: SegmentPlaced) -> list[LocalAction]:
+    def _join(self, now_s: float, event: SegmentPlaced) -> list[LocalAction]:
         request, program = event.request, self._program
         pages = pages_for(program.kv_tokens(request), self.spec.page_tokens)
         self.pages.reserve(request.id, pages)
@@ -96,6 +98,8 @@ class LocalScheduler:
             heavy_left=program.heavy_left(request, event.progress, event.forecast.output_tokens),
             forecast_settled=event.progress.settled,
             cap=event.cap,
+            joined_s=now_s,
+            last_token_s=now_s,
         )
         why = f"epoch {event.segment.epoch}, {pages} pages, {self.pages.free} left"
         return [LoadState(request, event.progress, why)]
@@ -138,11 +142,15 @@ class LocalScheduler:
             return []
         self._running = None
         tokens, rows, seconds = self._running_tokens, len(batch.steps), event.seconds
-        self._measured = tokens, rows, seconds
+        mix = self._running_mix
+        self._measured = (tokens, rows, seconds), mix
         if seconds != self._predicted_s:  # else it teaches nothing
-            self._cost.observe(tokens, rows, self.spec, seconds)
+            self._cost.observe(tokens, rows, self.spec, seconds, mix)
         actions: list[LocalAction] = []
         residents, advance = self.residents, self._program.advance
+        if mix is not None:
+            for step in batch.steps:
+                residents[step.request_id].last_token_s = now_s
         predict_every_tokens = self._predict_every_tokens
         for step, outcome in zip(batch.steps, event.outcomes, strict=True):
             resident = residents[step.request_id]
@@ -164,8 +172,8 @@ class LocalScheduler:
     def _report(self, now_s: float, ends_s: float, why: str) -> LocalAction:
         """One message a batch: what the last one took, until when the next one runs."""
         residents = self._resident_reports(now_s) if now_s >= self._next_report_s else ()
-        measured, self._measured = self._measured, None
-        return Report(InstanceReported(self.spec.id, ends_s, measured, residents), why)
+        (measured, mix), self._measured = self._measured, (None, None)
+        return Report(InstanceReported(self.spec.id, ends_s, measured, residents, mix), why)
 
     def _resident_reports(self, now_s: float) -> tuple[ResidentReport, ...]:
         """What became of everybody, every now and then."""
@@ -209,7 +217,9 @@ class LocalScheduler:
         due = [
             next_step(r.request, r.progress, r.has_state, pick(r, pace, now_s)) for r in residents
         ]
-        if len(due) == 1:  # nothing to be chosen
+        if self._cuts_steps:
+            due = [self._up_to_stop(r, step) for r, step in zip(residents, due, strict=True)]
+        if len(due) == 1 and not self._cuts_steps:  # nothing to be chosen
             steps = tuple(due)
             residents[0].skipped = 0
         else:
@@ -218,12 +228,21 @@ class LocalScheduler:
         if self._refresh is not None:
             steps = self._refresh.upgrade(self.residents, steps, pace, spec, now_s)
         tokens = sum([step.query_tokens for step in steps])
-        seconds = self._cost.step_time_s(tokens, len(steps), spec)
+        self._running_mix = mix = self._program.mix(steps)
+        seconds = self._cost.step_time_s(tokens, len(steps), spec, mix)
         self._running = batch = Batch(self._next_batch_id, steps)
         self._running_tokens, self._predicted_s = tokens, seconds
         self._next_batch_id += 1
-        run = RunBatch(batch, tokens, len(residents), seconds)
+        run = RunBatch(batch, tokens, len(residents), seconds, mix)
         return [run, self._report(now_s, now_s + seconds, "a batch begins")]
+
+    def _up_to_stop(self, resident: Resident, step: Step) -> Step:
+        """A prefill ends where the segment does; the rest is the next segment's."""
+        stop = resident.segment.stop
+        if stop is None or stop >= step.context_tokens:
+            return step
+        start = step.context_tokens - step.query_tokens
+        return self._program.shorten(step, stop - start) or step
 
     def _count_skips(self, residents: Sequence[Resident], steps: Sequence[Step]) -> None:
         """For how many batches in a row everybody has been left out."""
