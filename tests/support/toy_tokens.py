@@ -21,6 +21,7 @@ from stepserve.sim.token_rows import TokenRows
 from stepserve.sim.transfers import Transfers
 from stepserve.sim.world import World
 from support.invariants import Invariants
+from support.random_worlds import random_faults
 from support.toy_world import DELAYS, RandomPlanner, ToyWorld, make_spec
 
 KV_BYTES_PER_TOKEN = 1000.0
@@ -165,6 +166,13 @@ def random_token_config(seed):
         ttft=rng.choice(["respect", "ignore"]),
         push=rng.choice(["chunks", "serial"]),
     )
+
+
+def random_token_faults(seed):
+    """Options of ``TokenWorld``; a third of the worlds have none but jitter."""
+    rng = random.Random(f"{seed}/token faults")
+    faults = {**random_faults(seed), "sigma_tokens": rng.choice([0.0, 20.0])}
+    return {**faults, "damaged_share": rng.choice([0.0, 0.0, 0.02, 0.3])}
 
 
 def random_token_request(rng, name, now_s):
