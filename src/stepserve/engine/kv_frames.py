@@ -89,7 +89,9 @@ def _parts(room: dict[Key, int], landed: deque[KvChunk]) -> Generator[memoryview
         prefix = bytearray(_PREFIX.size)
         yield memoryview(prefix)
         length, crc = _PREFIX.unpack(prefix)
-        header = bytearray(min(length, _HEADER_BYTES))
+        if not 0 < length <= _HEADER_BYTES:
+            raise ConnectionError("not a frame")
+        header = bytearray(length)
         yield memoryview(header)
         if zlib.crc32(header) != crc:
             raise ConnectionError("damaged header")

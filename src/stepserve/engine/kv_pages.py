@@ -69,6 +69,7 @@ def checksums(kv: Tensor, start: int, page_tokens: int) -> tuple[int, ...]:
     """CRC-32 of what each page holds of ``kv``: the positions from ``start`` on.
 
     ``kv`` is ``[layers, n, 2, kv_heads, head_dim]``; the layers of a page follow each other.
+    The position is the initial value, so pages that change places show as well.
     """
     layers, tokens = kv.shape[:2]
     rows = kv.cpu().contiguous().view(layers, -1).view(torch.uint8).numpy()
@@ -77,7 +78,7 @@ def checksums(kv: Tensor, start: int, page_tokens: int) -> tuple[int, ...]:
     edges[0] = 0
     sums = []
     for begin, end in pairwise(edges):
-        crc = 0
+        crc = start + begin
         for layer in rows:
             crc = zlib.crc32(layer[begin * token_bytes : end * token_bytes], crc)
         sums.append(crc)

@@ -18,6 +18,8 @@ from functools import partial
 from hashlib import blake2s
 from multiprocessing import shared_memory
 
+from torch import Tensor
+
 from stepserve.core.errors import CapacityError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import KvChunk
@@ -92,8 +94,9 @@ class InProcess(KvTransport):
 
     def write(self, address: str, chunk: KvChunk) -> None:
         """It has landed on return."""
-        peer = self._peers.get(address)
-        if peer is not None and (chunk.request_id, chunk.epoch) in peer._room:
+        assert isinstance(chunk.data, Tensor)
+        peer, key = self._peers.get(address), (chunk.request_id, chunk.epoch)
+        if peer is not None and chunk.data.nbytes <= peer._room.get(key, 0):
             peer._landed.append(chunk)
 
     def close(self) -> None:
