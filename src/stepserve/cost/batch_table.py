@@ -5,8 +5,8 @@ decodes, no more). A cell stands for (prefill tokens, mean context of a decode, 
 cells seconds are linear in each. Deviations:
 
 - A cell keeps the *ratio* of what was measured to the roofline, not seconds, so that cells nobody
-  has seen share what the others have learned (a common ratio). Off the grid, the roofline says
-  how time goes on from its edge.
+  has seen share what the others have learned (a common ratio). Beyond the grid the roofline's
+  difference to its edge is added; contexts below 128 count as 128.
 - A batch teaches all cells around it: their ratios move so that the prediction moves by the
   learning rate (normalised least mean squares). The nearest cell alone would be off by up to half
   the distance to the next.
@@ -26,7 +26,7 @@ import functools
 import json
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,15 +103,16 @@ class Accuracy(NamedTuple):
 class Spot(NamedTuple):
     """Where a batch lies: its lowest cell, how far to the next of each axis, and what is left.
 
-    ``beyond`` is the roofline's ratio to the edge of the grid, ``pairs`` are query-key pairs
-    more than those of one prompt from its start (several short ones have fewer: left to cells).
+    ``beyond_s``: what the roofline adds from the edge of the grid on, arithmetic and memory one
+    after the other (so that it grows along both axes). ``pairs``: query-key pairs more than those
+    of one prompt from its start (several short ones have fewer, which is left to the cells).
     """
 
     cell: int
     prefill: float
     context: float
     decodes: float
-    beyond: float
+    beyond_s: float
     pairs: float
 
     def between(self, cells: Sequence[float]) -> float:
@@ -124,13 +125,15 @@ class Spot(NamedTuple):
         far += c * (cells[n] + d * (cells[n + 1] - cells[n]) - far)
         return near + p * (far - near)
 
-    def weights(self) -> Iterable[tuple[int, float]]:
+    def weights(self) -> list[tuple[int, float]]:
         """The cells around, with their shares in ``between``; those of no share left out."""
-        for k, p in ((0, 1.0 - self.prefill), (PREFILL_STRIDE, self.prefill)):
-            for j, c in ((0, 1.0 - self.context), (CONTEXT_STRIDE, self.context)):
-                for i, d in ((0, 1.0 - self.decodes), (1, self.decodes)):
-                    if p * c * d > 0.0:
-                        yield self.cell + k + j + i, p * c * d
+        return [
+            (self.cell + k + j + i, p * c * d)
+            for k, p in ((0, 1.0 - self.prefill), (PREFILL_STRIDE, self.prefill))
+            for j, c in ((0, 1.0 - self.context), (CONTEXT_STRIDE, self.context))
+            for i, d in ((0, 1.0 - self.decodes), (1, self.decodes))
+            if p * c * d > 0.0
+        ]
 
 
 class Surface:
@@ -174,14 +177,16 @@ class Surface:
         """Where the batch lies on the grid, or nearest to it."""
         prefill, pairs, decodes, context = mix
         mean = context / decodes if decodes else 128.0
-        beyond = 1.0
-        if prefill > 4096 or decodes > 256 or not 128.0 <= mean <= 32768.0:
-            p, d, c = min(prefill, 4096), min(decodes, 256), min(max(mean, 128.0), 32768.0)
-            edge = self.line.seconds(Mix(p, p * (p + 1) // 2, d, round(d * c)))
-            alone = Mix(prefill, prefill * (prefill + 1) // 2, decodes, context)
-            beyond = self.line.seconds(alone) / edge
+        beyond_s = 0.0
+        if prefill > 4096 or decodes > 256 or mean > 32768.0:
+            p, d, c = min(prefill, 4096), min(decodes, 256), min(mean, 32768.0)
+            line = self.line
+            own = line.terms(Mix(prefill, prefill * (prefill + 1) // 2, decodes, context))
+            edge = line.terms(Mix(p, p * (p + 1) // 2, d, round(d * c)))
+            beyond_s = (own[0] - edge[0]) / line.flops_per_s + (own[1] - edge[1]) / line.bytes_per_s
         else:
             p, d, c = prefill, decodes, mean
+        c = max(c, 128.0)
         i = bisect_right(PREFILLS, p, 1, SHAPE[0] - 1) - 1
         j = bisect_right(CONTEXTS, c, 1, SHAPE[1] - 1) - 1
         k = bisect_right(DECODES, d, 1, SHAPE[2] - 1) - 1
@@ -190,7 +195,7 @@ class Surface:
             (p - PREFILLS[i]) / (PREFILLS[i + 1] - PREFILLS[i]),
             (c - CONTEXTS[j]) / (CONTEXTS[j + 1] - CONTEXTS[j]),
             (d - DECODES[k]) / (DECODES[k + 1] - DECODES[k]),
-            beyond,
+            beyond_s,
             max(0.0, pairs - prefill * (prefill + 1) / 2.0),
         )
 
@@ -201,18 +206,20 @@ class Surface:
             if len(self.probes) >= PROBES:
                 self.probes.clear()
             spot = self.spot(mix)
-            seconds = spot.between(self.planned) * spot.beyond + self.shown_pair_s * spot.pairs
+            seconds = spot.between(self.planned) + self.shown_pair_s * spot.pairs
+            seconds += UNSEEN * self.shown_common * spot.beyond_s
             self.probes[mix] = seconds
         return seconds
 
     def mean_s(self, mix: Mix) -> float:
         """Seconds expected."""
         spot = self.spot(mix)
-        return spot.between(self.mean) * spot.beyond + self.shown_pair_s * spot.pairs
+        seconds = spot.between(self.mean) + self.shown_pair_s * spot.pairs
+        return seconds + self.shown_common * spot.beyond_s
 
     def learn(self, spot: Spot, seconds: float) -> None:
         """Take ``seconds`` into account; they count as ``OUTLIER`` predicted ones at most."""
-        corners = [(cell, weight * spot.beyond) for cell, weight in spot.weights()]
+        corners = spot.weights()
         parts = [
             w
             * self.prior[i]
@@ -220,10 +227,11 @@ class Surface:
             * self.lift[i]
             for i, w in corners
         ]
-        pairs_s = self.pair_s * spot.pairs
-        mean = sum(parts) + pairs_s
+        pairs_s, beyond_s = self.pair_s * spot.pairs, self.common * spot.beyond_s
+        mean = sum(parts) + pairs_s + beyond_s
         error = min(seconds / mean, OUTLIER) - 1.0
-        scale = error * mean / (sum([part * part for part in parts]) + pairs_s * pairs_s)
+        parts_sq = sum([part * part for part in (*parts, pairs_s, beyond_s)])
+        scale = error * mean / parts_sq
         moved = False
         for (cell, weight), part in zip(corners, parts, strict=True):
             count = self.count[cell]
@@ -231,13 +239,12 @@ class Surface:
                 self.ratio[cell] = self.common
             rate = FAST_RATE if count < FAST_STEPS else SLOW_RATE
             self.ratio[cell] *= 1.0 + rate * scale * part
-            share = weight / spot.beyond
             if count >= FEW:
-                self.deviation[cell] += rate * share * (abs(error) - self.deviation[cell])
-            self.count[cell] = count + share
+                self.deviation[cell] += rate * weight * (abs(error) - self.deviation[cell])
+            self.count[cell] = count + weight
             moved |= abs(self._factor(cell) - self.shown[cell]) > MOVED * self.shown[cell]
         rate = FAST_RATE if self.steps < FAST_STEPS else COMMON_RATE
-        guess = sum([weight * self.prior[cell] for cell, weight in corners]) + pairs_s
+        guess = sum([w * self.prior[i] for i, w in corners]) + pairs_s + spot.beyond_s
         self.common += rate * (min(seconds / guess, OUTLIER * self.common) - self.common)
         self.pair_s *= 1.0 + PAIR_RATE * scale * pairs_s
         moved |= abs(self.common - self.shown_common) > MOVED * self.shown_common

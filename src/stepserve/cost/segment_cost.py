@@ -25,7 +25,7 @@ from stepserve.core.instance import InstanceSpec, Work
 from stepserve.core.protocols import CostModel
 from stepserve.core.step import Mix
 
-REFRESH = 1000  # questions after which all is worked out anew: the cost model learns meanwhile
+REFRESH = 64  # questions after which one instance is looked at anew: the cost model learns
 SLOPE = 8
 NEAR, FAR = 1024, 8192  # contexts between which rates are taken as linear
 
@@ -113,20 +113,29 @@ class _Segments:
 
     def _known(self, held: Sequence[Work], spec: InstanceSpec) -> Held:
         self._asked += 1
-        if self._asked > REFRESH:
-            self._asked = 0
-            self._held.clear()
+        if self._asked % REFRESH == 0 and self._held:
+            del self._held[next(iter(self._held))]  # the oldest: not all in one placement
+        if self._asked % (16 * REFRESH) == 0:
             self._budgets.clear()
         known = self._held.get(spec.id)
         if known is None or (known.work is not held and known.work != held):
+            self._held.pop(spec.id, None)  # becomes the newest
             known = self._held[spec.id] = self._look(held, spec)
         return known
 
     def _look(self, held: Sequence[Work], spec: InstanceSpec) -> Held:
-        contexts = [_halfway(work) for work in held if work.decode_tokens > 0.0]
-        rates = self._rates(len(contexts), sum(contexts), spec)
-        backlog_s = sum([rates.seconds(work) for work in held])
-        return Held(held, len(contexts), sum(contexts), rates, backlog_s)
+        decodes, context = 0, 0.0
+        prefill = pairs = steps = attended = 0.0  # as in Rates.seconds, of all together
+        for filling, behind, decode in held:
+            prefill += filling
+            pairs += filling * (behind + filling / 2.0)
+            if decode > 0.0:
+                halfway = behind + filling + decode / 2.0
+                decodes, context = decodes + 1, context + halfway
+                steps, attended = steps + decode, attended + decode * halfway
+        rates = self._rates(decodes, context, spec)
+        parts = zip(rates, (prefill, pairs, steps, attended), strict=True)
+        return Held(held, decodes, context, rates, sum([rate * n for rate, n in parts]))
 
     def _rates(self, decodes: int, context: float, spec: InstanceSpec) -> Rates:
         chunk = self._budget(decodes, context, spec)

@@ -203,7 +203,7 @@ def test_held_work_is_looked_at_once_and_again_when_it_changed():
     cost, held = Occupancy(model, CONFIG, LINK), tuple([Work(10, 500, 90.0)] * 50)
     cost.seconds(held, None, SPEC)
     first = model.asked
-    for n in range(100):
+    for n in range(20):
         cost.seconds(held, Work(n, 0, 5.0), SPEC)
         cost.seconds((*held,), Work(n, 0, 5.0), SPEC)
     assert model.asked == first <= 16
@@ -220,7 +220,7 @@ def test_rates_follow_a_cost_model_that_learns():
     cost, work = Occupancy(model, CONFIG, LINK), Work(1000, 0, 100.0)
     before = cost.seconds((), work, SPEC)
     model.line = dataclasses.replace(LINE, flops_per_s=LINE.flops_per_s / 2, base_s=0.01)
-    for _ in range(1001):
+    for _ in range(100):
         after = cost.seconds((), work, SPEC)
     assert after > 1.2 * before
 
