@@ -283,6 +283,18 @@ def test_a_cut_prompt_has_its_first_token_from_the_second_instance():
     assert cut_of(slow) is None  # 41 ms of transfer would be too much
 
 
+def test_the_rest_of_a_cut_prompt_waits_for_the_prefills_before_it():
+    # b has 0.5 s of prefill, which beside its decode takes 1 s; a is idle, 0.82 s for the prompt.
+    # A level cut has 0.66 s on a, then waits for b, then takes 0.32 s there.
+    cluster = view((), [prefill(0.5), Work(0, 100, 1.0)])
+    tokens = replace(PAPER, ttft="respect")
+    for ttft_s, names in ((None, ["a", "b"]), (1.4, ["a", "b"]), (1.1, ["a"])):
+        facts = {"prompt": 8192, "output": 32, "ttft_s": ttft_s}
+        placement = place(Additive(batch_s=0.05), cluster, options=tokens, **facts)
+        assert instances(placement) == names
+        assert "misses" not in placement.why
+
+
 def test_a_target_that_is_lost_anyway_does_not_stop_the_cut():
     tokens = replace(PAPER, ttft="respect")
     late = place(Additive(), view((), ()), 2000, 201, tokens, arrival_s=-5.0, ttft_s=1.0)

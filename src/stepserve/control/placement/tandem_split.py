@@ -61,8 +61,7 @@ class _Side(NamedTuple):
     spec: InstanceSpec
     held: tuple[Work, ...]
     tbt_s: float
-    backlog_s: float  # until the prefills are done
-    share: float  # of the time that prefills get, beside decodes
+    backlog_s: float = 0.0  # until the prefills are done; all of mean length
 
 
 class _Plan(NamedTuple):
@@ -127,11 +126,14 @@ class _Search(NamedTuple):
     def side(self, load: InstanceLoad) -> _Side:
         """An instance with what is asked of it more than once."""
         held, spec, cost = load.work, load.spec, self.cost
-        prefills = [row._replace(decode_tokens=0.0) for row in held if row.prefill_tokens]
-        tbt_s = cost.tbt_s(held, None, spec)
-        share = max(LEAST_SHARE, 1.0 - tbt_s / self.tbt_s)  # batches may take ``tbt_s``
-        backlog_s = cost.seconds(prefills, None, spec) / share
-        return _Side(cost.seconds(held, None, spec), spec.id, spec, held, tbt_s, backlog_s, share)
+        drain_s, tbt_s = cost.seconds(held, None, spec), cost.tbt_s(held, None, spec)
+        side = _Side(drain_s, spec.id, spec, held, tbt_s)
+        rows = [row for row in held if row.prefill_tokens] if self.ttft_s < math.inf else []
+        if not rows:
+            return side
+        prefill, context, _ = [sum(column) // len(rows) for column in zip(*rows, strict=True)]
+        mean_s = self.prefill_s(side, Work(int(prefill), int(context), 0.0))
+        return side._replace(backlog_s=len(rows) * mean_s)
 
     def cuts(self, a: _Side, b: _Side, own_s: float) -> Iterator[_Plan]:
         """The plans that the bisection comes by, ``a`` first; ``own_s``: of the request alone."""
@@ -176,7 +178,9 @@ class _Search(NamedTuple):
         return Work(max(0, min(stop, self.known) - start), start, float(max(0, decodes)))
 
     def prefill_s(self, side: _Side, work: Work) -> float:
-        """Seconds of the prefill of ``work``, beside decodes; 0 without a TTFT target."""
+        """Seconds that prefilling ``work`` adds, beside decodes; 0 without a TTFT target."""
         if self.ttft_s == math.inf:
             return 0.0
-        return self.cost.seconds((), work._replace(decode_tokens=0.0), side.spec) / side.share
+        prefill = work._replace(decode_tokens=0.0)
+        added_s = self.cost.seconds(side.held, prefill, side.spec) - side.drain_s
+        return added_s / max(LEAST_SHARE, 1.0 - side.tbt_s / self.tbt_s)
