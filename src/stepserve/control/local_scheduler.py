@@ -169,11 +169,8 @@ class LocalScheduler:
         assert source is not None, "an inbound segment has one"
         del self.inbound[event.request.id]
         why = f"epoch {segment.epoch}, goes on at {progress.settled}"
-        actions = self._seat(now_s, event, progress, why)
-        actions.append(Tell(source, HandoverAcknowledged(event.request.id, segment.epoch), why))
-        if segment.stop is not None:
-            actions += self.outbound[event.request.id].push()
-        return actions
+        acknowledged = HandoverAcknowledged(event.request.id, segment.epoch)
+        return [*self._seat(now_s, event, progress, why), Tell(source, acknowledged, why)]
 
     def _extend(self, outbound: Outbound, segment: Segment) -> list[LocalAction]:
         """Go on beyond the stop, where that has been reached, too."""
@@ -244,7 +241,7 @@ class LocalScheduler:
         if seconds != self._predicted_s:  # else it teaches nothing
             self._cost.observe(tokens, rows, self.spec, seconds, mix)
         actions: list[LocalAction] = []
-        residents, advance = self.residents, self._program.advance
+        residents, outbound, advance = self.residents, self.outbound, self._program.advance
         if mix is not None:
             for step in batch.steps:
                 residents[step.request_id].last_token_s = now_s
@@ -260,7 +257,7 @@ class LocalScheduler:
                 progress.settled - resident.forecast_settled >= predict_every_tokens
                 or progress.finished is not None
                 or resident.release is not None
-                or resident.segment.stop is not None
+                or (outbound and step.request_id in outbound)
             ):
                 actions += self._after_step(resident, outcome.error)
         if not residents:
