@@ -81,6 +81,7 @@ class TokenWorld(ToyWorld):
         links=None,
         damaged_share=0.0,
         sigma_tokens=0.0,
+        heard=None,
         **faults,
     ):
         self.rng = random.Random(seed)
@@ -109,6 +110,7 @@ class TokenWorld(ToyWorld):
             faults=Faults(FaultConfig(**{"jitter_s": 0.002, **faults}), seed),
             transfers=self.transfers,
             timed=self.logged,
+            heard=heard,
         )
         self.world.after_event = Invariants(self.world, self.rows).check
 
@@ -172,6 +174,8 @@ def random_token_faults(seed):
     """Options of ``TokenWorld``; a third of the worlds have none but jitter."""
     rng = random.Random(f"{seed}/token faults")
     faults = {**random_faults(seed), "sigma_tokens": rng.choice([0.0, 20.0])}
+    if "late_s" in faults:
+        faults["late_s"] = rng.choice([0.02, 0.02, 0.6, 2.5])  # the last two are given up on
     return {**faults, "damaged_share": rng.choice([0.0, 0.0, 0.02, 0.3])}
 
 

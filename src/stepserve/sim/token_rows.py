@@ -57,19 +57,21 @@ class TokenRows:
     def run(self, instance: InstanceId, batch: Batch) -> tuple[StepOutcome, ...]:
         """See ``Rows.run``."""
         rows, filling = self.held[instance], self._filling
-        first = {s.request_id for s in batch.steps if (instance, s.request_id) in filling}
-        filling.difference_update([(instance, request_id) for request_id in first])
-        return tuple([self._step(rows, step, step.request_id in first) for step in batch.steps])
+        outcomes = tuple([self._step(instance, rows, step) for step in batch.steps])
+        if filling:
+            filling.difference_update([(instance, step.request_id) for step in batch.steps])
+        return outcomes
 
-    def _step(self, rows: dict[RequestId, int], step: Step, first: bool) -> StepOutcome:
+    def _step(self, instance: InstanceId, rows: dict[RequestId, int], step: Step) -> StepOutcome:
         request_id, kind, query, context, _ = step
         truth = self.truths[request_id]
         if truth.emitted == truth.output_tokens:  # the news of its end was lost
             return StepOutcome(request_id, 0, truth.emitted, truth.reason)
         known = truth.prompt_tokens + truth.emitted
         held = rows[request_id]
-        start = context - query
-        assert start == held or (first and start < held), f"{step} begins not at the {held} held"
+        if held != context - query:
+            first = (instance, request_id) in self._filling and context - query < held
+            assert first, f"{step} begins not at the {held} held"
         assert context == known if kind is StepKind.DECODE else context <= known, (
             f"{step} is not of the {known} tokens that are known"
         )
