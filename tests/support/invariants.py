@@ -28,30 +28,34 @@ class Invariants:
         queued = [row[2] for row in scheduler._queue]
         assert scheduler._queue == sorted(scheduler._queue)
         assert len(queued) == len(set(queued))
-        placed, expected = {}, {}
+        placed, expected = {}, set()
         for name, instance in ledger.instances.items():
             assert not placed.keys() & instance.placed.keys(), "reserved in one place"
             placed.update(dict.fromkeys(instance.placed, name))
-            expected.update(dict.fromkeys(instance.expected, name))
-            held = {**instance.placed, **instance.expected}
-            assert len(held) == len(instance.placed) + len(instance.expected)
+            expected.update((request_id, name) for request_id in instance.expected)
+            departing = {r: tokens for r, (_, tokens) in instance.departing.items()}
+            held = {**instance.placed, **instance.expected, **departing}
+            assert len(held) == len(instance.placed) + len(instance.expected) + len(departing)
             assert set(instance.pages._held) == set(held), "pages and promises agree"
             taken = sum(instance.pages._held.values())
             assert instance.pages.free == instance.pages.capacity - taken >= 0
             assert instance.resident_tokens == sum(held.values())
             assert len(held) <= instance.spec.max_residents
-            assert not (instance.stopping and instance.placed), "stopped while it holds something"
+            assert not (instance.stopping and held), "stopped while it holds something"
         assert ledger.admitted == len(placed)
         ranks = sorted(instance.rank[:2] for instance in ledger.instances.values())
         assert [rank[:2] for rank in ledger._ranks] == ranks, "kept in order of load"
         for name, tracked in ledger.requests.items():
             segment = tracked.segment
             assert placed.get(name) == (None if segment is None else segment.instance)
-            assert expected.get(name) == tracked.successor
+            goes_on = [s.instance for s in tracked.planned]
+            goes_on += [] if tracked.successor is None else [tracked.successor]
+            assert sorted(i for r, i in expected if r == name) == sorted(goes_on)
             waits = tracked.forecast is None
             assert (name in queued) == (segment is None and not waits), "in exactly one place"
-            assert not (segment is None and tracked.successor is not None)
-        assert {*queued, *placed, *expected} <= ledger.requests.keys()
+            assert not (segment is None and goes_on)
+        waiting = {request_id for request_id, _ in expected}
+        assert {*queued, *placed, *waiting} <= ledger.requests.keys()
         assert ledger.requests.keys() == self.world.unanswered.keys()
 
     def check_instances(self):
@@ -59,14 +63,24 @@ class Invariants:
         for name, instance in self.world.instances.items():
             local = instance.local
             assert local.pages.free + sum(local.pages._held.values()) == local.pages.capacity
-            assert set(local.residents) == set(local.pages._held)
-            assert set(local.residents) == set(self.rows.held.get(name, ()))
+            held = local.residents.keys() | local.inbound.keys() | local.outbound.keys()
+            assert held == set(local.pages._held)
+            assert held == set(self.rows.held.get(name, ()))
+            assert not local.residents.keys() & local.inbound.keys()
+            self.check_promises(name, local)
             assert len(local.residents) <= instance.spec.max_residents
             assert not seen & local.residents.keys(), "a request is resident in one place"
             seen |= local.residents.keys()
             assert (local._running is None) == (not local.residents), "nobody waits in vain"
         gpus = [g for i in self.world.instances.values() for g in _gpus(i.spec.slot)]
         assert len(gpus) == len(set(gpus)), "a GPU belongs to one instance"
+
+    def check_promises(self, name, local):
+        """What an instance holds was promised to it: the two ledgers of pages cannot collide."""
+        instance = self.world.scheduler.ledger.instances.get(name)
+        if instance is not None:
+            for request_id, pages in local.pages._held.items():
+                assert pages <= instance.pages._held.get(request_id, 0)
 
     def check_rest(self):
         world, scheduler = self.world, self.world.scheduler
@@ -80,8 +94,9 @@ class Invariants:
             assert not instance.resident_tokens
             assert not instance.draining
         for instance in world.instances.values():
-            assert not instance.local.residents
-            assert instance.local._running is None
+            local = instance.local
+            assert not {**local.residents, **local.inbound, **local.outbound}
+            assert local._running is None
         for record in world.records.values():
             assert record.answer is not None
             if isinstance(record.answer, Reject):

@@ -40,6 +40,21 @@ class LinearCost:
         """Nothing to learn."""
 
 
+def make_global(config, placement=None):
+    scheduler = assemble_global(config, LinearCost())
+    scheduler.ledger._work = scheduler._program.work
+    if placement is not None:
+        scheduler._placement = placement
+    return scheduler
+
+
+def make_local(config, spec):
+    local = assemble_local(config, spec, LinearCost())
+    if config.tokens.push == "serial":
+        local._push_pages = 0
+    return local
+
+
 class RandomCuts:
     """Cuts of requests at any token at all, over any two instances; some run in one piece."""
 
@@ -51,14 +66,13 @@ class RandomCuts:
         names = sorted(view.loads)
         if len(names) == 1 or rng.random() >= self.share:
             return Placement((Segment(request.id, 0, 0, None, rng.choice(names), 0),))
-        first, second = rng.sample(names, 2)
+        names = rng.sample(names, rng.choice([2, 2, len(names)]))
         prompt, end = request.prompt_tokens, request.prompt_tokens + request.max_output_tokens
-        cut = max(1, rng.choice([rng.randint(1, prompt), prompt, rng.randint(1, end + 3)]))
-        segments = (
-            Segment(request.id, 0, 0, cut, first, 0),
-            Segment(request.id, 1, cut, None, second, 0),
-        )
-        return Placement(segments, (0.1, 0.2), 0.01, f"cut at {cut}")
+        drawn = [(rng.randint(1, prompt), prompt, rng.randint(1, end + 3)) for _ in names[1:]]
+        cuts = sorted({rng.choice(choices) for choices in drawn})
+        rows = enumerate(zip([0, *cuts], [*cuts, None], names, strict=False))
+        segments = tuple(Segment(request.id, i, a, b, name, 0) for i, (a, b, name) in rows)
+        return Placement(segments, (0.1, 0.2, 0.3)[: len(segments)], 0.01, f"cut at {cuts}")
 
 
 def make_token_request(name="r0", *, prompt=40, output=24, arrival_s=0.0, **slo):
@@ -96,12 +110,9 @@ class TokenWorld(ToyWorld):
             links or Links(25e9),
             damaged=lambda: damage.random() < damaged_share,
         )
-        scheduler = assemble_global(self.config, LinearCost())
-        if placement is not None:
-            scheduler._placement = placement
         self.world = World(
-            scheduler,
-            lambda spec: assemble_local(self.config, spec, LinearCost()),
+            make_global(self.config, placement),
+            lambda spec: make_local(self.config, spec),
             rows=self.rows,
             truth=LinearCost(),
             predictor=KnownLengths(self.rows, sigma_tokens, seed),

@@ -3,8 +3,8 @@
 Keys and values of a request exist on an instance as far as it executed inputs there, or as
 chunks landed. A step has to begin where they end: one that begins later would read what does
 not exist, one that begins earlier would do work twice. Both are refused, and so is a decode
-step that is not over the newest token. Only the first step after a hand-over may begin before
-the end of what landed: its scheduler need not have counted on a chunk that was late.
+step that is not over the newest token. What a request that is handed over begins with is said
+when it begins: its scheduler need not have counted on a chunk that was late.
 
 Deviations from an engine: no token has a value, and a chunk that comes too late is not written.
 """
@@ -48,11 +48,16 @@ class TokenRows:
         self.truths[request.id] = TokenTruth(request, self._ends_at(index))
 
     def load(self, instance: InstanceId, request: Request, progress: Progress) -> None:
-        """See ``Rows.load``. Nothing is computed yet, whatever the request has behind it."""
-        rows = self.held.setdefault(instance, {})
-        assert request.id not in rows, f"{request.id} is on {instance} already"
-        rows[request.id] = 0
-        self._filling.add((instance, request.id))
+        """See ``Rows.load``. A second one says that what has landed is enough to begin with."""
+        rows, name = self.held.setdefault(instance, {}), request.id
+        if name in rows:
+            assert (instance, name) in self._filling, f"{name} is on {instance} already"
+            assert progress.settled <= rows[name], f"{progress} with only {rows[name]} landed"
+            rows[name] = progress.settled
+            self._filling.remove((instance, name))
+        else:
+            rows[name] = 0
+            self._filling.add((instance, name))
 
     def run(self, instance: InstanceId, batch: Batch) -> tuple[StepOutcome, ...]:
         """See ``Rows.run``."""
