@@ -22,7 +22,7 @@ from stepserve.sim.transfers import Transfers
 from stepserve.sim.world import World
 from support.invariants import Invariants
 from support.random_worlds import random_faults
-from support.toy_world import DELAYS, RandomPlanner, ToyWorld, make_spec
+from support.toy_world import DELAYS, RandomPlanner, ToyWorld, make_slots, make_spec
 
 KV_BYTES_PER_TOKEN = 1000.0
 
@@ -72,7 +72,8 @@ class RandomCuts:
         cuts = sorted({rng.choice(choices) for choices in drawn})
         rows = enumerate(zip([0, *cuts], [*cuts, None], names, strict=False))
         segments = tuple(Segment(request.id, i, a, b, name, 0) for i, (a, b, name) in rows)
-        return Placement(segments, (0.1, 0.2, 0.3)[: len(segments)], 0.01, f"cut at {cuts}")
+        predicted_s = tuple(0.1 * n for n in range(len(segments)))
+        return Placement(segments, predicted_s, 0.01, f"cut at {cuts}")
 
 
 def make_token_request(name="r0", *, prompt=40, output=24, arrival_s=0.0, **slo):
@@ -178,6 +179,9 @@ def random_token_config(seed):
         order=rng.choice(["fcfs", "priority", "shortest", "deadline"]),
         ttft=rng.choice(["respect", "ignore"]),
         push=rng.choice(["chunks", "serial"]),
+        planner=rng.choice(["none", "none", "greedy"]),
+        plan_every_s=0.4,
+        tp_degrees=(1, 2),
     )
 
 
@@ -204,9 +208,11 @@ def random_token_request(rng, name, now_s):
 
 def run_token_world(seed, config=None, requests=50, cancel_share=0.2, share=0.7, **options):
     """Run a random world to its rest and check that nothing is left. ``share``: of cuts."""
+    config = config or random_token_config(seed)
     world = TokenWorld(
         seed,
-        config=config or random_token_config(seed),
+        config=config,
+        specs=make_slots(pages=60) if config.planner != "none" else None,
         placement=RandomCuts(seed, share),
         **{"links": Links(random.Random(f"{seed}/links").choice([1e6, 1e8, 25e9])), **options},
     )
