@@ -14,6 +14,7 @@ from stepserve.core.protocols import Placement
 from stepserve.core.request import SLO, Family, FinishReason, Request
 from stepserve.core.segment import Segment
 from stepserve.core.step import Mix
+from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.known_lengths import KnownLengths
 from stepserve.sim.links import Links
@@ -25,6 +26,7 @@ from support.random_worlds import random_faults
 from support.toy_world import DELAYS, RandomPlanner, ToyWorld, make_slots, make_spec
 
 KV_BYTES_PER_TOKEN = 1000.0
+SOON = Delays(0.005, 0.0005, plan_s=0.1, stop_s=0.01, rebuild_s=0.01, detect_s=0.005)
 
 
 class LinearCost:
@@ -191,6 +193,8 @@ def random_token_faults(seed):
     faults = {**random_faults(seed), "sigma_tokens": rng.choice([0.0, 20.0])}
     if "late_s" in faults:
         faults["late_s"] = rng.choice([0.02, 0.02, 0.6, 2.5])  # the last two are given up on
+        faults["losses_per_hour"] = rng.choice([0.0, 2000.0, 20_000.0])
+        faults["delays"] = rng.choice([DELAYS, SOON])  # placed anew before old messages arrive
     return {**faults, "damaged_share": rng.choice([0.0, 0.0, 0.02, 0.3])}
 
 
@@ -198,7 +202,7 @@ def random_token_request(rng, name, now_s):
     return make_token_request(
         name,
         prompt=rng.choice([rng.randint(1, 40), rng.randint(1, 200)]),
-        output=rng.randint(1, 60),
+        output=rng.choice([rng.randint(1, 60), rng.randint(1, 60), rng.randint(1, 300)]),
         arrival_s=now_s,
         e2e_s=rng.choice([None, 0.05, 0.5]),
         ttft_s=rng.choice([None, 0.02, 0.2]),
