@@ -145,7 +145,7 @@ def test_every_input_is_executed_once_where_nothing_goes_wrong(seed):
 
 def test_these_worlds_do_what_they_are_for():
     """Guards the tests above: worlds where nothing happens would make them vacuous."""
-    seen, events, records, losses = Counter(), Counter(), [], 0
+    seen, events, records, losses, stalled = Counter(), Counter(), [], 0, 0
     for seed in range(40):
         local = []
         world = run_token_world(
@@ -153,6 +153,7 @@ def test_these_worlds_do_what_they_are_for():
         )
         records += world.records
         losses += world.world.losses
+        stalled += world.transfers.stalled
         for _, _, _, event, actions in local:
             events[type(event).__name__] += 1
             seen.update(type(action).__name__ for action in actions)
@@ -168,7 +169,7 @@ def test_these_worlds_do_what_they_are_for():
     assert seen["damaged"] >= 10
     assert seen["PushChunk"] >= 300
     assert seen["handed off for a lost one"] >= 3
-    assert events["HandoverStalled"] >= 3
+    assert stalled >= events["HandoverStalled"] >= 3
     assert events["SegmentExtended"] >= 3
     assert events["TimedOut"] >= 10
 
