@@ -5,6 +5,8 @@ come before recompute steps) is checked by the rows that run it; that every requ
 answer, by the world.
 """
 
+import itertools
+
 from stepserve.core.actions import Reject
 
 
@@ -28,34 +30,37 @@ class Invariants:
         queued = [row[2] for row in scheduler._queue]
         assert scheduler._queue == sorted(scheduler._queue)
         assert len(queued) == len(set(queued))
-        placed, expected = {}, set()
+        placed, expected = {}, {}
         for name, instance in ledger.instances.items():
             assert not placed.keys() & instance.placed.keys(), "reserved in one place"
             placed.update(dict.fromkeys(instance.placed, name))
-            expected.update((request_id, name) for request_id in instance.expected)
+            for request_id in instance.expected:
+                expected.setdefault(request_id, set()).add(name)
             departing = {r: tokens for r, (_, tokens) in instance.departing.items()}
             held = {**instance.placed, **instance.expected, **departing}
-            assert len(held) == len(instance.placed) + len(instance.expected) + len(departing)
+            kinds = instance.placed, instance.expected, departing
+            assert len(held) == sum(map(len, kinds)), "an instance holds a request once"
             assert set(instance.pages._held) == set(held), "pages and promises agree"
             taken = sum(instance.pages._held.values())
             assert instance.pages.free == instance.pages.capacity - taken >= 0
             assert instance.resident_tokens == sum(held.values())
             assert len(held) <= instance.spec.max_residents
-            assert not (instance.stopping and held), "stopped while it holds something"
+            assert not (instance.stopping and instance.placed), "stopped while it holds something"
         assert ledger.admitted == len(placed)
         ranks = sorted(instance.rank[:2] for instance in ledger.instances.values())
         assert [rank[:2] for rank in ledger._ranks] == ranks, "kept in order of load"
         for name, tracked in ledger.requests.items():
             segment = tracked.segment
             assert placed.get(name) == (None if segment is None else segment.instance)
-            goes_on = [s.instance for s in tracked.planned]
-            goes_on += [] if tracked.successor is None else [tracked.successor]
-            assert sorted(i for r, i in expected if r == name) == sorted(goes_on)
+            planned = {s.instance for s in tracked.planned}
+            assert expected.get(name, set()) == planned | ({tracked.successor} - {None})
             waits = tracked.forecast is None
             assert (name in queued) == (segment is None and not waits), "in exactly one place"
-            assert not (segment is None and goes_on)
-        waiting = {request_id for request_id, _ in expected}
-        assert {*queued, *placed, *waiting} <= ledger.requests.keys()
+            assert segment is not None or not (tracked.successor or tracked.planned)
+            chain = [segment, *tracked.planned]
+            for one, after in itertools.pairwise(chain):
+                assert (one.stop, one.epoch + 1) == (after.start, after.epoch), "segments tile"
+        assert {*queued, *placed, *expected} <= ledger.requests.keys()
         assert ledger.requests.keys() == self.world.unanswered.keys()
 
     def check_instances(self):
@@ -63,12 +68,12 @@ class Invariants:
         for name, instance in self.world.instances.items():
             local = instance.local
             assert local.pages.free + sum(local.pages._held.values()) == local.pages.capacity
-            held = local.residents.keys() | local.inbound.keys() | local.outbound.keys()
-            assert held == set(local.pages._held)
-            assert held == set(self.rows.held.get(name, ()))
+            at_stop = {r for r, o in local.outbound.items() if o.resident is not None}
+            assert {*local.residents, *local.inbound, *at_stop} == set(local.pages._held)
             assert not local.residents.keys() & local.inbound.keys()
+            assert set(local.pages._held) == set(self.rows.held.get(name, ()))
+            assert len(local.pages) <= instance.spec.max_residents
             self.check_promises(name, local)
-            assert len(local.residents) <= instance.spec.max_residents
             assert not seen & local.residents.keys(), "a request is resident in one place"
             seen |= local.residents.keys()
             assert (local._running is None) == (not local.residents), "nobody waits in vain"
@@ -94,9 +99,10 @@ class Invariants:
             assert not instance.resident_tokens
             assert not instance.draining
         for instance in world.instances.values():
-            local = instance.local
-            assert not {**local.residents, **local.inbound, **local.outbound}
-            assert local._running is None
+            assert not instance.local.residents
+            assert not instance.local.inbound
+            assert not instance.local.outbound
+            assert instance.local._running is None
         for record in world.records.values():
             assert record.answer is not None
             if isinstance(record.answer, Reject):

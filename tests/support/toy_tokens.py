@@ -44,17 +44,13 @@ class LinearCost:
 
 def make_global(config, placement=None):
     scheduler = assemble_global(config, LinearCost())
-    scheduler.ledger._work = scheduler._program.work
     if placement is not None:
         scheduler._placement = placement
     return scheduler
 
 
 def make_local(config, spec):
-    local = assemble_local(config, spec, LinearCost())
-    if config.tokens.push == "serial":
-        local._push_pages = 0
-    return local
+    return assemble_local(config, spec, LinearCost())
 
 
 class RandomCuts:

@@ -5,6 +5,7 @@ place: waiting for its forecast, in the queue, or placed, with further segments 
 """
 
 import bisect
+import itertools
 
 from stepserve.core.actions import Finish, GlobalAction, Predict, Rebuild, Reject, Send
 from stepserve.core.config import ControlConfig
@@ -203,29 +204,22 @@ class GlobalScheduler:
     def _send_segments(self, tracked: Tracked, placement: Placement) -> list[GlobalAction]:
         """The last one first: instances make room before there is anything to be handed over."""
         self.ledger.assign(tracked, *placement.segments)
-        forecast, first = tracked.forecast, tracked.segment
+        request, progress, forecast = tracked.request, tracked.progress, tracked.forecast
+        assert tracked.segment is not None, "it has just been placed"
         assert forecast is not None, "queued requests have a forecast"
-        assert first is not None, "it has just been placed"
         actions: list[GlobalAction] = []
         source = None
-        for index, segment in enumerate((first, *tracked.planned)):
-            placed = SegmentPlaced(
-                segment,
-                tracked.request,
-                tracked.progress,
-                forecast,
-                tracked.cap,
-                source,
-                placement.predicted_s[index] if placement.predicted_s else None,
-                placement.tbt_s,
-            )
+        seconds = placement.predicted_s or itertools.repeat(None)
+        rows = zip((tracked.segment, *tracked.planned), seconds, strict=False)
+        for segment, ends_s in rows:
+            at = request, progress, forecast, tracked.cap, source
             source = segment.instance
             residents = len(self.ledger.instances[source].placed)
             why = f"epoch {segment.epoch}, {residents} residents there"
             if placement.why:
                 why = f"{why}; {placement.why}"
-            actions.append(Send(source, placed, why))
-        actions.reverse()
+            placed = SegmentPlaced(segment, *at, ends_s, placement.tbt_s)
+            actions.insert(0, Send(source, placed, why))
         return actions
 
     def _cancel(self, event: RequestCancelled) -> list[GlobalAction]:

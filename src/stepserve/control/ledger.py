@@ -160,20 +160,18 @@ class Ledger:
 
     def promote(self, tracked: Tracked, epoch: int) -> None:
         """The planned segment of that epoch runs, if there is one; those before it depart."""
-        for index, segment in enumerate(tracked.planned):
-            if segment.epoch == epoch:
-                if tracked.segment is None:
-                    self.admitted += 1
-                else:
-                    self.depart(tracked.segment)
-                for skipped in tracked.planned[:index]:
-                    self.depart(skipped)
-                instance = self.instances[segment.instance]
-                instance.placed[segment.request_id] = instance.expected.pop(segment.request_id)
-                instance.load = None
-                tracked.segment, tracked.cutting = segment, False
-                tracked.planned = tracked.planned[index + 1 :]
-                return
+        index = next((i for i, s in enumerate(tracked.planned) if s.epoch == epoch), None)
+        if index is None:
+            return
+        self.admitted += tracked.segment is None
+        for before in (tracked.segment, *tracked.planned[:index]):
+            if before is not None:
+                self.depart(before)
+        segment, tracked.planned = tracked.planned[index], tracked.planned[index + 1 :]
+        instance = self.instances[segment.instance]
+        instance.placed[segment.request_id] = instance.expected.pop(segment.request_id)
+        instance.load = None
+        tracked.segment, tracked.cutting = segment, False
 
     def depart(self, segment: Segment) -> bool:
         """Keep its reservation until its instance lets it go; ``False`` if that one is lost."""
@@ -188,14 +186,12 @@ class Ledger:
     def departed(self, segment: Segment) -> bool:
         """Take back what a departing segment reserved; ``False`` if it was not one."""
         instance, request_id = self.instances.get(segment.instance), segment.request_id
-        if instance is None or request_id not in instance.departing:
-            return False
-        epoch, tokens = instance.departing[request_id]
-        if epoch != segment.epoch:
+        held = instance and instance.departing.get(request_id)
+        if not instance or not held or held[0] != segment.epoch:
             return False
         del instance.departing[request_id]
         instance.pages.release(request_id)
-        self._add_tokens(instance, -tokens)
+        self._add_tokens(instance, -held[1])
         return True
 
     def extend(self, tracked: Tracked, segment: Segment) -> bool:

@@ -244,7 +244,7 @@ class LocalScheduler:
         if seconds != self._predicted_s:  # else it teaches nothing
             self._cost.observe(tokens, rows, self.spec, seconds, mix)
         actions: list[LocalAction] = []
-        residents, advance = self.residents, self._program.advance
+        residents, outbound, advance = self.residents, self.outbound, self._program.advance
         if mix is not None:
             for step in batch.steps:
                 residents[step.request_id].last_token_s = now_s
@@ -260,7 +260,7 @@ class LocalScheduler:
                 progress.settled - resident.forecast_settled >= predict_every_tokens
                 or progress.finished is not None
                 or resident.release is not None
-                or resident.segment.stop is not None
+                or (outbound and step.request_id in outbound)
             ):
                 actions += self._after_step(resident, outcome.error)
         if not residents:
