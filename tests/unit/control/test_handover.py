@@ -243,18 +243,25 @@ def test_the_first_lost_before_the_cut_leaves_what_has_landed_to_the_second():
     assert truth.executed == 15 + 1, "one decoded input of the first is executed anew"
 
 
+def inbound_of_12():
+    segment = Segment("r", 1, 12, None, InstanceId("b"), 2)
+    request = causal_request("r", prompt=8)
+    return Inbound(SegmentPlaced(segment, request, Progress(), forecast_of(8), source="a"))
+
+
 def test_keys_and_values_of_a_token_that_nobody_was_told_of_are_computed_anew():
-    placed_there = SegmentPlaced(
-        Segment("r", 1, 12, None, InstanceId("b"), 2),
-        causal_request("r", prompt=8),
-        Progress(),
-        forecast_of(8),
-        source=InstanceId("a"),
-    )
-    inbound = Inbound(placed_there)
+    inbound = inbound_of_12()
     inbound.hear(ChunkLanded("r", 2, 0, 12))
     inbound.hear(HandedOff("r", 2, Progress(0, 2), wait=False))
     assert inbound.begins.settled == 9, "9 of the 10 known inputs, so that the last one samples"
+
+
+@pytest.mark.parametrize(("wait", "begins"), [(True, None), (False, 4)])
+def test_what_has_not_landed_is_waited_for_only_if_it_may_come(wait, begins):
+    inbound = inbound_of_12()
+    inbound.hear(ChunkLanded("r", 2, 0, 4))
+    inbound.hear(HandedOff("r", 2, Progress(12, 5), wait))
+    assert (inbound.begins and inbound.begins.settled) == begins
 
 
 def test_the_first_lost_after_the_cut_changes_nothing():
