@@ -135,10 +135,10 @@ class Machine:
 
 
 class HandoverCluster:
-    def __init__(self, *names, pages=12, push_pages=1, page_tokens=PAGE):
+    def __init__(self, *names, pages=12, push_pages=1, report_every_s=0.0):
         self.truths: dict[RequestId, Truth] = {}
         self.now_s = 0.0
-        self.push_pages = push_pages
+        self.push_pages, self.report_every_s = push_pages, report_every_s
         program, cost = AutoregressiveProgram(8), KnownSeconds()
         config = ControlConfig(family="autoregressive", migration="none", load_control="none")
         load_control = LoadControl(None, program, cost, 1.0)
@@ -152,7 +152,7 @@ class HandoverCluster:
         self.rebuilds: list[InstanceSpec] = []
         self.log: list[tuple] = []  # (to, event) of all that was delivered
         for name in names:
-            self.come_up(InstanceSpec(InstanceId(name), 1, pages, page_tokens, 8))
+            self.come_up(InstanceSpec(InstanceId(name), 1, pages, PAGE, 8))
         self.deliver()
 
     # -- machines
@@ -166,7 +166,7 @@ class HandoverCluster:
             None,
             self.cost,
             4,
-            0.0,
+            self.report_every_s,
             self.push_pages,
         )
         machine = self.machines[spec.id] = Machine(spec, local)

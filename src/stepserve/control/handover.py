@@ -7,8 +7,9 @@ of that has landed, and its ``HandoverAcknowledged`` frees the predecessor's pag
 chunks may overtake each other; chunks of one pair of instances do not.
 
 Nothing here reserves, runs or ends anything: that is the local scheduler's. What happens when
-instances are lost is the global scheduler's (``splits``). Deviation: the decoded tokens that
-are pushed together are as many as the prefilled ones, not 16, since both fill pages.
+instances are lost is the global scheduler's (``splits``). Deviations: decoded tokens are pushed
+in as many pages as prefilled ones, not every 16. An answer that overtakes the predecessor's own
+placement is not kept: as if none had come, the request stays where it is.
 """
 
 from stepserve.core.actions import Later, LocalAction, PushChunk, Report, Tell

@@ -169,11 +169,8 @@ class LocalScheduler:
         assert source is not None, "an inbound segment has one"
         del self.inbound[event.request.id]
         why = f"epoch {segment.epoch}, goes on at {progress.settled}"
-        actions = self._seat(now_s, event, progress, why)
-        actions.append(Tell(source, HandoverAcknowledged(event.request.id, segment.epoch), why))
-        if segment.stop is not None:
-            actions += self.outbound[event.request.id].push()
-        return actions
+        acknowledged = HandoverAcknowledged(event.request.id, segment.epoch)
+        return [*self._seat(now_s, event, progress, why), Tell(source, acknowledged, why)]
 
     def _extend(self, outbound: Outbound, segment: Segment) -> list[LocalAction]:
         """Go on beyond the stop, where that has been reached, too."""

@@ -161,21 +161,43 @@ def test_three_segments_hand_over_twice():
     assert names == ["a", "b", "c"]
 
 
+def test_a_report_of_the_third_segment_says_that_the_first_two_are_over():
+    cluster = HandoverCluster("a", "b", "c")
+    truth = cluster.arrive("r", cuts=(5, 11))
+    late = SegmentEnded, InstanceReported
+    while "r" not in cluster.local("c").residents:
+        cluster.deliver_but(late)
+        for name in "ab":
+            if cluster.machines[InstanceId(name)].batch:
+                cluster.run_batch(name)
+    for link in cluster.waiting:
+        if link[:2] == ("report", "c"):
+            cluster.deliver_next(link)
+    assert cluster.where("r") == "c"
+    instances = cluster.scheduler.ledger.instances
+    assert [bool(instances[InstanceId(name)].departing) for name in "abc"] == [True, True, False]
+    rest(cluster)
+    assert truth.executed == 15
+
+
 def test_a_successor_that_ends_before_its_start_was_heard_of():
-    cluster, truth = at_stop()
-    cluster.deliver_but(SegmentEnded)  # the first's HANDED_OFF is late
-    (link,) = cluster.waiting
+    cluster = HandoverCluster("a", "b", report_every_s=3600.0)
+    cluster.arrive("s", order=("b", "a"))
+    cluster.until(lambda: "s" not in cluster.scheduler.ledger.requests)  # b has reported
+    truth = cluster.arrive("r", cuts=(10,))
     while truth.ended is None:
-        cluster.run_batch("b")
         cluster.deliver_but(SegmentEnded)
-    late = cluster.links[link]
-    assert late[0][1].end is SegmentEnd.HANDED_OFF
-    (other,) = (x for x in cluster.waiting if x != link)
-    cluster.deliver_next(other)
+        for name, machine in cluster.machines.items():
+            if machine.batch:
+                cluster.run_batch(name)
+    from_a, from_b = (next(x for x in cluster.waiting if x[:2] == ("report", n)) for n in "ab")
+    assert cluster.links[from_a][0][1].end is SegmentEnd.HANDED_OFF
+    assert cluster.where("r") == "a"
+    cluster.deliver_next(from_b)
     assert truth.answer.reason is FinishReason.LENGTH
     ledger = cluster.scheduler.ledger
     assert ledger.instances[InstanceId("a")].departing, "a has not said yet that it let go"
-    cluster.deliver_next(link)
+    cluster.deliver_next(from_a)
     assert not ledger.instances[InstanceId("a")].departing
     rest(cluster)
 
@@ -487,6 +509,9 @@ def test_a_request_is_not_placed_where_its_last_segment_has_not_let_go():
     cluster.deliver_but(HandoverAcknowledged)
     assert cluster.where("r") == "b"
     a = cluster.scheduler.ledger.instances[InstanceId("a")]
+    assert a.departing
+    older = Segment("r", 0, 0, None, InstanceId("a"), 0)  # of a life of a before this one
+    cluster.tell_global(SegmentEnded(older, SegmentEnd.RELEASED, Progress()))
     assert a.departing
     cluster.lose("b")
     cluster.deliver_but(HandoverAcknowledged)

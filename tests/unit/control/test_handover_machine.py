@@ -33,9 +33,15 @@ AGAIN = (
 
 
 class Handovers(RuleBasedStateMachine):
-    @initialize(pages=st.integers(5, 12), push_pages=st.integers(0, 2), faults=st.integers(0, 4))
-    def begin(self, pages, push_pages, faults):
-        self.cluster = HandoverCluster("a", "b", "c", pages=pages, push_pages=push_pages)
+    @initialize(
+        pages=st.integers(5, 12),
+        push_pages=st.integers(0, 2),
+        report_every_s=st.sampled_from([0.0, 3600.0]),
+        faults=st.integers(0, 4),
+    )
+    def begin(self, pages, push_pages, report_every_s, faults):
+        options = {"push_pages": push_pages, "report_every_s": report_every_s}
+        self.cluster = HandoverCluster("a", "b", "c", pages=pages, **options)
         self.faults = faults  # still to come; with more, hardly a hand-over gets far
 
     def choose(self, data, of):
