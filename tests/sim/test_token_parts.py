@@ -76,7 +76,7 @@ def test_steps_that_do_not_match_what_is_held_or_known_are_refused(kind, query, 
         run(rows, A, kind, query, context)
 
 
-def test_landed_chunks_are_held_up_to_the_first_gap_until_a_step_is_run():
+def test_landed_chunks_are_held_up_to_the_first_gap_until_the_request_begins():
     rows, one = rows_with()
     rows.load(B, one, Progress())
     run(rows, A, PREFILL, 8, 8)
@@ -84,22 +84,29 @@ def test_landed_chunks_are_held_up_to_the_first_gap_until_a_step_is_run():
         rows.export_kv(A, "r", start, stop)
         rows.import_kv(B, "r", start, stop)
     assert rows.held[B] == {"r": 4}
-    run(rows, B, PREFILL, 3, 7)
-    rows.import_kv(B, "r", 4, 8)
-    assert rows.held[B] == {"r": 7}, "it came too late"
+    rows.load(B, one, Progress(3))
+    rows.import_kv(B, "r", 3, 8)
+    assert rows.held[B] == {"r": 3}, "it came too late"
+    run(rows, B, PREFILL, 7, 10)
 
 
-def test_a_first_step_may_begin_before_the_end_of_what_landed_and_a_second_may_not():
+def test_a_request_begins_with_no_more_than_what_landed_and_only_once():
     rows, one = rows_with()
     rows.load(B, one, Progress())
-    rows.import_kv(B, "r", 0, 8)
+    rows.import_kv(B, "r", 0, 4)
+    with pytest.raises(AssertionError, match="only 4 landed"):
+        rows.load(B, one, Progress(5))
+    rows.load(B, one, Progress(4))
+    with pytest.raises(AssertionError, match="already"):
+        rows.load(B, one, Progress(4))
+
+
+def test_a_stray_chunk_does_not_change_where_a_whole_request_begins():
+    rows, _ = rows_with()
+    rows.import_kv(A, "r", 0, 4)
+    run(rows, A, PREFILL, 6, 6)
     with pytest.raises(AssertionError, match="begins not at"):
-        run(rows, B, PREFILL, 1, 10)
-    rows.load(InstanceId("c"), one, Progress())
-    rows.import_kv(InstanceId("c"), "r", 0, 8)
-    run(rows, InstanceId("c"), PREFILL, 2, 6)
-    with pytest.raises(AssertionError, match="begins not at"):
-        run(rows, InstanceId("c"), PREFILL, 5, 10)
+        run(rows, A, PREFILL, 5, 10)
 
 
 def test_what_is_not_computed_cannot_be_sent_and_what_is_freed_is_gone():

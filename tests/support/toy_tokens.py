@@ -14,6 +14,7 @@ from stepserve.core.protocols import Placement
 from stepserve.core.request import SLO, Family, FinishReason, Request
 from stepserve.core.segment import Segment
 from stepserve.core.step import Mix
+from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.known_lengths import KnownLengths
 from stepserve.sim.links import Links
@@ -22,9 +23,10 @@ from stepserve.sim.transfers import Transfers
 from stepserve.sim.world import World
 from support.invariants import Invariants
 from support.random_worlds import random_faults
-from support.toy_world import DELAYS, RandomPlanner, ToyWorld, make_spec
+from support.toy_world import DELAYS, RandomPlanner, ToyWorld, make_slots, make_spec
 
 KV_BYTES_PER_TOKEN = 1000.0
+SOON = Delays(0.005, 0.0005, plan_s=0.1, stop_s=0.01, rebuild_s=0.01, detect_s=0.005)
 
 
 class LinearCost:
@@ -40,6 +42,17 @@ class LinearCost:
         """Nothing to learn."""
 
 
+def make_global(config, placement=None):
+    scheduler = assemble_global(config, LinearCost())
+    if placement is not None:
+        scheduler._placement = placement
+    return scheduler
+
+
+def make_local(config, spec):
+    return assemble_local(config, spec, LinearCost())
+
+
 class RandomCuts:
     """Cuts of requests at any token at all, over any two instances; some run in one piece."""
 
@@ -51,14 +64,14 @@ class RandomCuts:
         names = sorted(view.loads)
         if len(names) == 1 or rng.random() >= self.share:
             return Placement((Segment(request.id, 0, 0, None, rng.choice(names), 0),))
-        first, second = rng.sample(names, 2)
+        names = rng.sample(names, rng.choice([2, 2, len(names)]))
         prompt, end = request.prompt_tokens, request.prompt_tokens + request.max_output_tokens
-        cut = max(1, rng.choice([rng.randint(1, prompt), prompt, rng.randint(1, end + 3)]))
-        segments = (
-            Segment(request.id, 0, 0, cut, first, 0),
-            Segment(request.id, 1, cut, None, second, 0),
-        )
-        return Placement(segments, (0.1, 0.2), 0.01, f"cut at {cut}")
+        drawn = [(rng.randint(1, prompt), prompt, rng.randint(1, end + 3)) for _ in names[1:]]
+        cuts = sorted({rng.choice(choices) for choices in drawn})
+        rows = enumerate(zip([0, *cuts], [*cuts, None], names, strict=False))
+        segments = tuple(Segment(request.id, i, a, b, name, 0) for i, (a, b, name) in rows)
+        predicted_s = tuple(0.1 * n for n in range(len(segments)))
+        return Placement(segments, predicted_s, 0.01, f"cut at {cuts}")
 
 
 def make_token_request(name="r0", *, prompt=40, output=24, arrival_s=0.0, **slo):
@@ -81,6 +94,7 @@ class TokenWorld(ToyWorld):
         links=None,
         damaged_share=0.0,
         sigma_tokens=0.0,
+        heard=None,
         **faults,
     ):
         self.rng = random.Random(seed)
@@ -95,12 +109,9 @@ class TokenWorld(ToyWorld):
             links or Links(25e9),
             damaged=lambda: damage.random() < damaged_share,
         )
-        scheduler = assemble_global(self.config, LinearCost())
-        if placement is not None:
-            scheduler._placement = placement
         self.world = World(
-            scheduler,
-            lambda spec: assemble_local(self.config, spec, LinearCost()),
+            make_global(self.config, placement),
+            lambda spec: make_local(self.config, spec),
             rows=self.rows,
             truth=LinearCost(),
             predictor=KnownLengths(self.rows, sigma_tokens, seed),
@@ -109,6 +120,7 @@ class TokenWorld(ToyWorld):
             faults=Faults(FaultConfig(**{"jitter_s": 0.002, **faults}), seed),
             transfers=self.transfers,
             timed=self.logged,
+            heard=heard,
         )
         self.world.after_event = Invariants(self.world, self.rows).check
 
@@ -165,6 +177,9 @@ def random_token_config(seed):
         order=rng.choice(["fcfs", "priority", "shortest", "deadline"]),
         ttft=rng.choice(["respect", "ignore"]),
         push=rng.choice(["chunks", "serial"]),
+        planner=rng.choice(["none", "none", "greedy"]),
+        plan_every_s=0.4,
+        tp_degrees=(1, 2),
     )
 
 
@@ -172,6 +187,10 @@ def random_token_faults(seed):
     """Options of ``TokenWorld``; a third of the worlds have none but jitter."""
     rng = random.Random(f"{seed}/token faults")
     faults = {**random_faults(seed), "sigma_tokens": rng.choice([0.0, 20.0])}
+    if "late_s" in faults:
+        faults["late_s"] = rng.choice([0.02, 0.02, 0.6, 2.5])  # the last two are given up on
+        faults["losses_per_hour"] = rng.choice([0.0, 2000.0, 20_000.0])
+        faults["delays"] = rng.choice([DELAYS, SOON])  # placed anew before old messages arrive
     return {**faults, "damaged_share": rng.choice([0.0, 0.0, 0.02, 0.3])}
 
 
@@ -179,7 +198,7 @@ def random_token_request(rng, name, now_s):
     return make_token_request(
         name,
         prompt=rng.choice([rng.randint(1, 40), rng.randint(1, 200)]),
-        output=rng.randint(1, 60),
+        output=rng.choice([rng.randint(1, 60), rng.randint(1, 60), rng.randint(1, 300)]),
         arrival_s=now_s,
         e2e_s=rng.choice([None, 0.05, 0.5]),
         ttft_s=rng.choice([None, 0.02, 0.2]),
@@ -189,9 +208,11 @@ def random_token_request(rng, name, now_s):
 
 def run_token_world(seed, config=None, requests=50, cancel_share=0.2, share=0.7, **options):
     """Run a random world to its rest and check that nothing is left. ``share``: of cuts."""
+    config = config or random_token_config(seed)
     world = TokenWorld(
         seed,
-        config=config or random_token_config(seed),
+        config=config,
+        specs=make_slots(pages=60) if config.planner != "none" else None,
         placement=RandomCuts(seed, share),
         **{"links": Links(random.Random(f"{seed}/links").choice([1e6, 1e8, 25e9])), **options},
     )

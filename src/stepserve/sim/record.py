@@ -16,8 +16,8 @@ _RECOMPUTE = StepKind.RECOMPUTE
 class Answered:
     """What the records of both families have, and what a world tells them.
 
-    ``tokens`` counts settled output tokens. ``releases``: times the request was let go while
-    it went on (migrations and drains).
+    ``tokens`` counts settled output tokens. ``releases``: times the request, or a segment of it
+    that was still to come, was let go (migrations, drains, cuts that came to nothing).
     """
 
     request: Request

@@ -123,17 +123,17 @@ class TokenRecord(Record):
         The first is measured from its placement, one that takes over from the end of the one
         before (the transfer counts to it, as in T2 of dynaserve.md 3.5), to its own end.
         """
-        if not self.segments or self.answer is None or self.finished is None:
+        if not self.segments or self.finished is None or not self.times_s:
             return []
-        last_s = self.segments[-1].at_s
-        plan = sorted((s for s in self.segments if s.at_s == last_s), key=lambda s: s.epoch)
-        sent_s = {h.epoch: h.sent_s for h in self.handovers}
-        ends_s = [sent_s.get(s.epoch) for s in plan[1:]]
-        told = [s.predicted_s for s in plan]
-        if not self.times_s or None in ends_s or None in told:
-            return []
-        borders_s = [last_s, *ends_s, self.times_s[-1]]
-        return [
-            (predicted_s, end_s - start_s)  # type: ignore[operator, misc]
-            for predicted_s, start_s, end_s in zip(told, borders_s, borders_s[1:], strict=False)
-        ]
+        start_s = self.segments[-1].at_s
+        plan = sorted((s for s in self.segments if s.at_s == start_s), key=lambda s: s.epoch)
+        ends_s = {handover.epoch - 1: handover.sent_s for handover in self.handovers}
+        ends_s[plan[-1].epoch] = self.times_s[-1]
+        spans = []
+        for segment in plan:
+            end_s = ends_s.get(segment.epoch)
+            if end_s is None or segment.predicted_s is None:
+                return []
+            spans.append((segment.predicted_s, end_s - start_s))
+            start_s = end_s
+        return spans

@@ -3,8 +3,8 @@
 Keys and values of a request exist on an instance as far as it executed inputs there, or as
 chunks landed. A step has to begin where they end: one that begins later would read what does
 not exist, one that begins earlier would do work twice. Both are refused, and so is a decode
-step that is not over the newest token. Only the first step after a hand-over may begin before
-the end of what landed: its scheduler need not have counted on a chunk that was late.
+step that is not over the newest token. What a request that is handed over begins with is said
+when it begins: its scheduler need not have counted on a chunk that was late.
 
 Deviations from an engine: no token has a value, and a chunk that comes too late is not written.
 """
@@ -48,28 +48,35 @@ class TokenRows:
         self.truths[request.id] = TokenTruth(request, self._ends_at(index))
 
     def load(self, instance: InstanceId, request: Request, progress: Progress) -> None:
-        """See ``Rows.load``. Nothing is computed yet, whatever the request has behind it."""
-        rows = self.held.setdefault(instance, {})
-        assert request.id not in rows, f"{request.id} is on {instance} already"
-        rows[request.id] = 0
-        self._filling.add((instance, request.id))
+        """See ``Rows.load``. A second one says that what has landed is enough to begin with."""
+        rows, name = self.held.setdefault(instance, {}), request.id
+        if name in rows:
+            assert (instance, name) in self._filling, f"{name} is on {instance} already"
+            assert progress.settled <= rows[name], f"{progress} with only {rows[name]} landed"
+            rows[name] = progress.settled
+            self._filling.remove((instance, name))
+        else:
+            rows[name] = 0
+            self._filling.add((instance, name))
 
     def run(self, instance: InstanceId, batch: Batch) -> tuple[StepOutcome, ...]:
         """See ``Rows.run``."""
         rows, filling = self.held[instance], self._filling
-        first = {s.request_id for s in batch.steps if (instance, s.request_id) in filling}
-        filling.difference_update([(instance, request_id) for request_id in first])
-        return tuple([self._step(rows, step, step.request_id in first) for step in batch.steps])
+        outcomes = tuple([self._step(instance, rows, step) for step in batch.steps])
+        if filling:
+            filling.difference_update([(instance, step.request_id) for step in batch.steps])
+        return outcomes
 
-    def _step(self, rows: dict[RequestId, int], step: Step, first: bool) -> StepOutcome:
+    def _step(self, instance: InstanceId, rows: dict[RequestId, int], step: Step) -> StepOutcome:
         request_id, kind, query, context, _ = step
         truth = self.truths[request_id]
         if truth.emitted == truth.output_tokens:  # the news of its end was lost
             return StepOutcome(request_id, 0, truth.emitted, truth.reason)
         known = truth.prompt_tokens + truth.emitted
         held = rows[request_id]
-        start = context - query
-        assert start == held or (first and start < held), f"{step} begins not at the {held} held"
+        if held != context - query:
+            first = (instance, request_id) in self._filling and context - query < held
+            assert first, f"{step} begins not at the {held} held"
         assert context == known if kind is StepKind.DECODE else context <= known, (
             f"{step} is not of the {known} tokens that are known"
         )

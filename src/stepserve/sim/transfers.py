@@ -61,7 +61,8 @@ class _Copy(NamedTuple):
 class Transfers:
     """What is under way between the instances of one world.
 
-    ``chunks``, ``tokens``: copied so far; ``vanished``: chunks lost with an instance.
+    ``chunks``, ``tokens``: copied so far; ``vanished``: chunks lost with an instance; ``stalled``:
+    hand-overs that never began, because the other side did not say in time that it has room.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Transfers:
         """``damaged``: whether the chunk that lands now has the wrong checksum."""
         self.links: Links[_Copy] = links or Links()
         self.kv_bytes_per_token = kv_bytes_per_token
-        self.chunks = self.tokens = self.vanished = 0
+        self.chunks = self.tokens = self.vanished = self.stalled = 0
         self._rows = rows
         self._damaged = damaged
         self._due_s = math.inf  # when the links are looked at next

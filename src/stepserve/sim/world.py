@@ -37,6 +37,7 @@ from stepserve.core.errors import StepserveError
 from stepserve.core.events import (
     BatchDone,
     GlobalEvent,
+    HandoverStalled,
     InstanceLost,
     InstanceStopped,
     InstanceUp,
@@ -340,6 +341,9 @@ class World:
             record = self.records[event.segment.request_id]
             record.left(event.progress)
             record.releases += event.end is SegmentEnd.RELEASED
+        elif type(event) is HandoverStalled:
+            assert self.transfers is not None, "only causal requests are handed over"
+            self.transfers.stalled += 1
         when_s = self.now_s + self.delays.message_s
         if self.faults.messages_vary:
             when_s = max(instance.from_s, when_s + self.faults.held_up_s())
