@@ -276,9 +276,9 @@ def _convert(value: Any, default: Any, path: str) -> Any:
         }
         return {**default, **given}
     if isinstance(default, tuple):
-        number = type(default[0])
-        kinds = (int, float) if number is float else int
-        return tuple(number(_expect(v, kinds, path)) for v in _expect(value, list, path))
+        item = type(default[0]) if default else float
+        kinds = (int, float) if item is float else item
+        return tuple(item(_expect(v, kinds, path)) for v in _expect(value, list, path))
     if isinstance(default, bool) or default is None:
         return _expect(value, bool if isinstance(default, bool) else (int, float), path)
     if isinstance(default, float):
