@@ -4,6 +4,7 @@ No threads and no queues here: a transport calls ``receive`` and ``run_batch`` f
 it hosts the instance (a thread, an actor).
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +12,26 @@ from collections.abc import Callable, Sequence
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import (
     FreeState,
+    Later,
     LoadState,
     LocalAction,
     Predict,
+    PushChunk,
     Report,
     RunBatch,
+    Tell,
 )
-from stepserve.core.events import BatchDone, GlobalEvent, LocalEvent, Predicted
-from stepserve.core.ids import RequestId
-from stepserve.core.protocols import BatchResult, Executor, StepPredictor
+from stepserve.core.events import (
+    BatchDone,
+    ChunkLanded,
+    GlobalEvent,
+    LocalEvent,
+    Predicted,
+    TimedOut,
+)
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.payload import KvChunk
+from stepserve.core.protocols import BatchResult, Executor, KvPages, StepPredictor
 from stepserve.core.step import Batch, StepOutcome
 
 from .messages import Delivery, InstanceOutput, StepRecord
@@ -52,6 +64,8 @@ class Instance:
         self._refused: dict[RequestId, str] = {}  # what the executor would not hold, and why
         self._steps: list[StepRecord] = []
         self._events: list[GlobalEvent] = []
+        self._peers: list[tuple[InstanceId, Delivery]] = []
+        self._later: list[tuple[float, TimedOut]] = []
 
     @property
     def has_batch(self) -> bool:
@@ -60,8 +74,22 @@ class Instance:
 
     def receive(self, delivery: Delivery) -> InstanceOutput:
         """Take a delivered event; returns what is to be told to the control loop."""
-        self._handle(delivery.event, delivery)
+        event = delivery.event
+        if delivery.chunk is not None and isinstance(event, ChunkLanded):
+            event = dataclasses.replace(event, intact=self._import(delivery.chunk))
+        self._handle(event, delivery)
         return self._flush()
+
+    def _import(self, chunk: KvChunk) -> bool:
+        """Whether keys and values that were pushed here are good, and are kept."""
+        if self._epochs.get(chunk.request_id) != chunk.epoch:
+            return False  # it is not held any more; the scheduler ignores the news as well
+        return self._kv().import_kv(chunk)
+
+    def _kv(self) -> KvPages:
+        executor = self._executor
+        assert isinstance(executor, KvPages), "hand-overs are placed on executors that can"
+        return executor
 
     def run_batch(self) -> InstanceOutput:
         """Run the waiting batch and settle it; the next batch may then be waiting.
@@ -133,6 +161,14 @@ class Instance:
                 self._handle(Predicted(action.request.id, forecast), None)
             case Report():
                 self._events.append(action.event)
+            case Tell():
+                self._peers.append((action.to, Delivery(action.event)))
+            case PushChunk(to, request_id, epoch, start, stop):
+                chunk = self._kv().export_kv(request_id, epoch, start, stop)
+                landed = ChunkLanded(request_id, epoch, start, stop)
+                self._peers.append((to, Delivery(landed, chunk=chunk)))
+            case Later():
+                self._later.append((action.after_s, action.event))
 
     def _load(self, action: LoadState, delivery: Delivery) -> None:
         """A request that cannot be loaded fails by itself, at its first step."""
@@ -147,8 +183,13 @@ class Instance:
 
     def _flush(self) -> InstanceOutput:
         output = InstanceOutput(
-            self.scheduler.spec.id, self._incarnation, tuple(self._steps), tuple(self._events)
+            self.scheduler.spec.id,
+            self._incarnation,
+            tuple(self._steps),
+            tuple(self._events),
+            tuple(self._peers),
+            tuple(self._later),
         )
-        self._steps.clear()
-        self._events.clear()
+        for said in (self._steps, self._events, self._peers, self._later):
+            said.clear()
         return output
