@@ -159,11 +159,12 @@ def _as_predicted(at_s: float, joined: tuple[float, SegmentPlaced] | None) -> st
 def _facts(request: Request) -> str:
     slo = request.slo.e2e_s
     deadline = "no deadline" if slo is None else f"deadline in {slo:g} s"
+    sizes = f"prompt {request.prompt_tokens}, at most {request.max_output_tokens} tokens"
     if request.family is Family.AUTOREGRESSIVE:
-        return f"prompt {request.prompt_tokens}, at most {request.max_output_tokens} tokens, {deadline}"
+        return f"{sizes}, {deadline}"
     bounds = request.diffusion.thresholds
     return (
-        f"prompt {request.prompt_tokens}, at most {request.max_output_tokens} tokens, {deadline}, "
+        f"{sizes}, {deadline}, "
         f"threshold {bounds.preferred:g} to {bounds.floor:g}, cache {request.diffusion.cache_mode}"
     )
 
