@@ -183,6 +183,8 @@ class ControlConfig:
         _check(self.family in list(Family), "control.family", f"must be one of {families}")
         known = self.queue in ("deadline", "fcfs", "fcfs_drop")
         _check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
+        in_order = self.lost != "make_way" or self.queue == "deadline"
+        _check(in_order, "control.lost", "make_way needs queue = deadline: it is an order")
         for threshold in self.thresholds:
             _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
 
