@@ -284,6 +284,7 @@ _SERVER: dict[str, Callable[[ServerSide], str]] = {
 _DELIVERED: _Columns = {
     "done / rejected\n/ failed": lambda s: f"{s.completed} / {s.rejected} / {s.failed}",
     "SLO met\n%": lambda s: _percent(s.slo_attainment),
+    "gaps in\ntime %": lambda s: _percent(s.text_gaps_in_time),
     "goodput\nreq/s": lambda s: three_digits(s.goodput_requests_per_s),
     "goodput\ntok/s": lambda s: three_digits(s.goodput_tokens_per_s),
     "client lag\nms p99": lambda s: three_digits(1e3 * s.client_lag_p99_s),
@@ -292,7 +293,6 @@ _LATENCIES: _Columns = {
     "end to end ms\nmean / p50 / p99": lambda s: _ms(s.e2e_s, "mean", "p50", "p99"),
     "first text ms\np50 / p99": lambda s: _ms(s.ttft_s, "p50", "p99"),
     "text gap ms\np50 / p99": lambda s: _ms(s.text_gap_s, "p50", "p99"),
-    "gaps in\ntime %": lambda s: _percent(s.text_gaps_in_time),
     "TPOT ms\np50 / p99": lambda s: _ms(s.tpot_s, "p50", "p99"),
 }
 _QUALITY: _Columns = {
