@@ -3,6 +3,8 @@
 Both worlds call these functions; neither may define a policy.
 """
 
+from dataclasses import replace
+
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
@@ -13,18 +15,24 @@ from stepserve.core.protocols import (
     MigrationPolicy,
     PlacementPolicy,
     RefreshPolicy,
+    SegmentCost,
     StepProgram,
     ThresholdPolicy,
 )
+from stepserve.core.request import Family
 
 from .batching.all_resident import AllResident
 from .batching.latency_budget import LatencyBudget
+from .batching.token_budget import TokenBudget
 from .global_scheduler import GlobalScheduler
 from .load_control import LoadControl
 from .local_scheduler import LocalScheduler
 from .placement.faster_elsewhere import FasterElsewhere
 from .placement.least_loaded import LeastLoaded
+from .placement.roles import Disaggregated
 from .placement.step_completion import StepCompletion
+from .placement.tandem_split import TandemSplit
+from .programs.autoregressive import AutoregressiveProgram
 from .programs.diffusion import DiffusionProgram
 from .refresh.when_slack import WhenSlack
 from .threshold.at_cap import AtCap
@@ -38,13 +46,20 @@ from .threshold.schedule_fit import ScheduleFit
 from .threshold.unless_lost import UnlessLost
 
 
-def assemble_global(config: ControlConfig, cost: CostModel) -> GlobalScheduler:
-    """The cluster's scheduler. Raises FieldError for an unknown policy name."""
-    program = DiffusionProgram()
+def assemble_global(
+    config: ControlConfig, cost: CostModel, segment_cost: SegmentCost | None = None
+) -> GlobalScheduler:
+    """The cluster's scheduler; ``tandem_split`` placement needs ``segment_cost``.
+
+    Of causal models there are no thresholds to choose, so none to bound, and nothing to refresh;
+    a request moves where its placement says: such policies of the configuration have no effect.
+    Raises FieldError for an unknown policy name.
+    """
+    config, program = _for_family(config)
     return GlobalScheduler(
         config,
         program,
-        _placement(config, program, cost),
+        _placement(config, program, cost, segment_cost),
         _migration(config, program, cost),
         LoadControl(_caps(config, cost), program, cost, config.caps_every_s),
         cost,
@@ -53,11 +68,11 @@ def assemble_global(config: ControlConfig, cost: CostModel) -> GlobalScheduler:
 
 def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -> LocalScheduler:
     """The scheduler of one instance, with its own cost model, fed by its own batches."""
-    program = DiffusionProgram()
+    config, program = _for_family(config)
     return LocalScheduler(
         spec,
         program,
-        _batching(config, cost),
+        _batching(config, program, cost),
         _lost(config, _threshold(config)),
         _refresh(config, program, cost),
         cost,
@@ -66,13 +81,32 @@ def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -
     )
 
 
-def _placement(config: ControlConfig, program: StepProgram, cost: CostModel) -> PlacementPolicy:
+def _for_family(
+    config: ControlConfig,
+) -> tuple[ControlConfig, DiffusionProgram | AutoregressiveProgram]:
+    if config.family == Family.DIFFUSION:
+        return config, DiffusionProgram()
+    config = replace(config, threshold="fixed", load_control="none", migration="none")
+    config = replace(config, refresh="as_asked", lost="hurry")
+    return config, AutoregressiveProgram(config.tokens.chunk_tokens)
+
+
+def _placement(
+    config: ControlConfig, program: StepProgram, cost: CostModel, segment_cost: SegmentCost | None
+) -> PlacementPolicy:
     match config.placement:
         case "least_loaded":
             return LeastLoaded()
         case "step_completion":
             return StepCompletion(cost, program.full_tokens)
-    raise _unknown("placement", config.placement, "least_loaded, step_completion")
+        case "tandem_split":
+            if segment_cost is None:
+                raise FieldError("control.placement", "tandem_split needs a segment cost")
+            return TandemSplit(segment_cost, config.tokens)
+        case "disaggregated":
+            return Disaggregated(config.tokens.prefill_instances, config.tokens.bypass_tokens)
+    known = "least_loaded, step_completion, tandem_split, disaggregated"
+    raise _unknown("placement", config.placement, known)
 
 
 def _migration(
@@ -109,10 +143,12 @@ def _caps(config: ControlConfig, cost: CostModel) -> CapPolicy | None:
     raise _unknown("load_control", config.load_control, known)
 
 
-def _batching(config: ControlConfig, cost: CostModel) -> BatchingPolicy:
+def _batching(config: ControlConfig, program: StepProgram, cost: CostModel) -> BatchingPolicy:
     match config.batching:
         case "all_resident":
             return AllResident(cost)
+        case "latency_budget" if isinstance(program, AutoregressiveProgram):
+            return TokenBudget(cost, program, config.tokens, config.starvation_batches)
         case "latency_budget":
             return LatencyBudget(
                 cost,

@@ -1,7 +1,7 @@
 """The cluster's scheduler: admission, the queue, placement, and what to do when things end.
 
 A pure function of (state, time, event), like the local one. A request is in exactly one
-place: waiting for its forecast, in the queue, or placed under its current epoch.
+place: waiting for its forecast, in the queue, or placed, with further segments planned or not.
 """
 
 import bisect
@@ -10,6 +10,7 @@ from stepserve.core.actions import Finish, GlobalAction, Predict, Rebuild, Rejec
 from stepserve.core.config import ControlConfig
 from stepserve.core.events import (
     GlobalEvent,
+    HandoverStalled,
     InstanceLost,
     InstanceReported,
     InstanceStopped,
@@ -23,12 +24,19 @@ from stepserve.core.events import (
 )
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId
-from stepserve.core.protocols import CostModel, MigrationPolicy, PlacementPolicy, StepProgram
+from stepserve.core.protocols import (
+    CostModel,
+    MigrationPolicy,
+    Placement,
+    PlacementPolicy,
+    StepProgram,
+)
 from stepserve.core.request import FinishReason, OnMiss, Request
 from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 
+from . import splits
 from .admission import completion_s
-from .ledger import Ledger, Tracked
+from .ledger import Ledger, Tracked, WorkOf
 from .load_control import LoadControl
 from .reconfigure import Reconfiguration
 from .relocation import QueueKey, Relocation, queue_key
@@ -54,6 +62,7 @@ class GlobalScheduler:
         migration: MigrationPolicy | None,
         load_control: LoadControl,
         cost: CostModel,
+        work: WorkOf | None = None,
     ) -> None:
         self._config = config
         self._program = program
@@ -61,7 +70,7 @@ class GlobalScheduler:
         self._cost = cost
         self.load_control = load_control
         self.reconfiguration = Reconfiguration(config, cost)
-        self.ledger = Ledger(program, config.resident_tokens, config.admitted_limit)
+        self.ledger = Ledger(program, config.resident_tokens, config.admitted_limit, work)
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
         self._queue: list[QueueKey] = []  # sorted
         self._losses: dict[InstanceId, int] = {}  # in a row, without a batch in between
@@ -92,6 +101,8 @@ class GlobalScheduler:
                 actions = self.reconfiguration.take(event.plan, self.ledger)
             case InstanceLost():
                 actions = self._lose(event) + self._place_queued(now_s)
+            case HandoverStalled():
+                actions = self._stalled(event)
         if self.load_control.stale:
             actions += self.load_control.update(now_s, self.ledger)
         if self.reconfiguration.on:
@@ -178,12 +189,10 @@ class GlobalScheduler:
             view = self.ledger.view(tracked.request, now_s)
             if view.loads:
                 self._queue.pop(0)
-                # One segment so far: the ledger holds one reservation per request.
                 assert tracked.forecast is not None, "queued requests have a forecast"
                 place = self._placement.place
                 placement = place(tracked.request, tracked.progress, tracked.forecast, view)
-                (segment,) = placement.segments
-                actions.append(self._send_segment(tracked, self.ledger.assign(tracked, segment)))
+                actions += self._send_segments(tracked, placement)
             elif self.ledger.can_ever_hold(tracked.request):
                 break
             else:
@@ -191,13 +200,33 @@ class GlobalScheduler:
                 actions.append(self._finish(tracked, FinishReason.ERROR, TOO_LARGE, TOO_LARGE))
         return actions
 
-    def _send_segment(self, tracked: Tracked, segment: Segment) -> GlobalAction:
-        forecast = tracked.forecast
+    def _send_segments(self, tracked: Tracked, placement: Placement) -> list[GlobalAction]:
+        """The last one first: instances make room before there is anything to be handed over."""
+        self.ledger.assign(tracked, *placement.segments)
+        forecast, first = tracked.forecast, tracked.segment
         assert forecast is not None, "queued requests have a forecast"
-        placed = SegmentPlaced(segment, tracked.request, tracked.progress, forecast, tracked.cap)
-        instance = self.ledger.instances[segment.instance]
-        why = f"epoch {segment.epoch}, {len(instance.placed)} residents there"
-        return Send(segment.instance, placed, why)
+        assert first is not None, "it has just been placed"
+        actions: list[GlobalAction] = []
+        source = None
+        for index, segment in enumerate((first, *tracked.planned)):
+            placed = SegmentPlaced(
+                segment,
+                tracked.request,
+                tracked.progress,
+                forecast,
+                tracked.cap,
+                source,
+                placement.predicted_s[index] if placement.predicted_s else None,
+                placement.tbt_s,
+            )
+            source = segment.instance
+            residents = len(self.ledger.instances[source].placed)
+            why = f"epoch {segment.epoch}, {residents} residents there"
+            if placement.why:
+                why = f"{why}; {placement.why}"
+            actions.append(Send(source, placed, why))
+        actions.reverse()
+        return actions
 
     def _cancel(self, event: RequestCancelled) -> list[GlobalAction]:
         tracked = self.ledger.requests.get(event.request_id)
@@ -205,7 +234,8 @@ class GlobalScheduler:
             return []
         if tracked.segment is not None:
             tracked.cancelled = event.reason
-            return [tracked.ask_release(ReleasePoint.STEP, "cancelled")]
+            release = tracked.ask_release(ReleasePoint.STEP, "cancelled")
+            return [release, *splits.drop(self.ledger, tracked, "cancelled")]
         self._queue = [row for row in self._queue if row[2] != event.request_id]
         return [self._finish(tracked, event.reason, None, "cancelled before it was placed")]
 
@@ -215,11 +245,25 @@ class GlobalScheduler:
         return Reject(tracked.request.id, 1.0, "its deadline passed while it waited")
 
     def _end(self, event: SegmentEnded) -> list[GlobalAction]:
-        tracked = self.ledger.requests.get(event.segment.request_id)
-        if tracked is None or tracked.segment != event.segment:
+        segment, ledger = event.segment, self.ledger
+        if ledger.departed(segment):
+            return self.reconfiguration.advance(ledger)
+        tracked = ledger.requests.get(segment.request_id)
+        if tracked is None:
+            return []
+        ledger.promote(tracked, segment.epoch)  # news of its end may come before others
+        if tracked.segment is None or tracked.segment.epoch != segment.epoch:
             return []  # an older epoch
-        self.ledger.unassign(tracked)
-        tracked.progress = event.progress
+        if event.end is SegmentEnd.HANDED_OFF and tracked.planned:
+            tracked.progress = event.progress
+            ledger.promote(tracked, tracked.planned[0].epoch)
+            ledger.departed(segment)
+            return self.reconfiguration.advance(ledger)
+        dropped = splits.drop(ledger, tracked, event.end.value)
+        ledger.unassign(tracked)
+        # What a segment says that never began may be less than what is known.
+        furthest = max(event.progress, tracked.progress, key=lambda progress: progress.emitted)
+        tracked.progress = self._program.resume(tracked.request, furthest)
         self.load_control.changed()
         if event.end is SegmentEnd.FAILED:
             actions = [self._finish(tracked, FinishReason.ERROR, event.error, "step failed")]
@@ -227,13 +271,12 @@ class GlobalScheduler:
             reason = event.progress.finished or FinishReason.STOP
             actions = [self._finish(tracked, reason, None, f"{event.progress.steps} steps")]
         elif tracked.successor is not None and tracked.cancelled is None:
-            index = event.segment.index + 1
-            start = event.progress.settled
-            segment = Segment(tracked.request.id, index, start, None, tracked.successor, epoch=0)
-            actions = [self._send_segment(tracked, self.ledger.assign(tracked, segment))]
+            start, to = tracked.progress.settled, tracked.successor
+            after = Segment(tracked.request.id, segment.index + 1, start, None, to, epoch=0)
+            actions = self._send_segments(tracked, Placement((after,)))
         else:
             actions = self._resume(tracked, "released")
-        return actions + self.reconfiguration.advance(self.ledger)
+        return dropped + actions + self.reconfiguration.advance(ledger)
 
     def _resume(self, tracked: Tracked, why: str) -> list[GlobalAction]:
         """A request that lost its place: gone if it was cancelled, else queued anew."""
@@ -280,6 +323,12 @@ class GlobalScheduler:
             actions += self._place_queued(now_s)
         return actions
 
+    def _stalled(self, event: HandoverStalled) -> list[GlobalAction]:
+        tracked = self.ledger.requests.get(event.request_id)
+        if tracked is None:
+            return []
+        return splits.do_without(self.ledger, tracked, event.epoch, "no room was made in time")
+
     def _come_up(self, now_s: float, event: InstanceUp) -> list[GlobalAction]:
         self.ledger.add_instance(event.spec, now_s)
         self.reconfiguration.came_up(event.spec)
@@ -295,11 +344,23 @@ class GlobalScheduler:
         losses = self._losses.get(event.spec.id, 0)
         self._losses[event.spec.id] = losses + 1
         actions: list[GlobalAction] = []
-        reached = dict(event.progress)
-        for tracked in self.ledger.remove_instance(event.spec.id):
-            tracked.progress = reached.get(tracked.request.id, tracked.progress)
+        reached, name = dict(event.progress), event.spec.id
+        planned = splits.planned_on(self.ledger, name)
+        for tracked, segment in planned:
+            if splits.has_begun(tracked, segment, reached.get(tracked.request.id)):
+                self.ledger.promote(tracked, segment.epoch)
+        placed = self.ledger.remove_instance(name)
+        for tracked, segment in planned:
+            actions += splits.do_without(self.ledger, tracked, segment.epoch, f"{name} is lost")
+        for tracked in placed:
+            progress = reached.get(tracked.request.id, tracked.progress)
+            tracked.progress = self._program.resume(tracked.request, progress)
             tracked.losses += 1
-            actions += self._resume(tracked, "lost its place")
+            if tracked.planned and progress.finished is None:
+                actions.append(splits.take_over(self.ledger, tracked))
+            else:
+                actions += splits.drop(self.ledger, tracked, "ended")
+                actions += self._resume(tracked, "lost its place")
         if self.reconfiguration.wants_gone(event.spec):
             self.reconfiguration.stopped(event.spec)
             return actions + self.reconfiguration.advance(self.ledger)

@@ -1,19 +1,22 @@
 """What the global scheduler knows: every unfinished request, and what was promised where."""
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from stepserve.core.actions import Send
 from stepserve.core.events import SegmentReleased
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, ResidentReport
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, ResidentReport, Work
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import ReleasePoint, Segment
 
-from .pages import PageLedger, pages_for
+from .pages import PageLedger, pages_for, segment_tokens
+
+WorkOf = Callable[[Request, Progress, StepForecast, int | None], Work]
+"""``AutoregressiveProgram.work``."""
 
 
 @dataclass(slots=True)
@@ -22,16 +25,18 @@ class Tracked:
 
     Without a forecast it waits for one; with a forecast and no segment it waits in the
     queue; with a segment it is resident on exactly that instance. ``successor`` is where it
-    goes on once its instance lets it go at the next cut; room is reserved there.
+    goes on once its instance lets it go at the next cut; room is reserved there, as it is for
+    the ``planned`` segments, which take over one after another.
     """
 
     request: Request
     progress: Progress
     forecast: StepForecast | None = None
     segment: Segment | None = None
+    planned: tuple[Segment, ...] = ()
     successor: InstanceId | None = None
     cutting: bool = False  # its instance was asked to let it go
-    epoch: int = 0
+    epoch: int = 0  # the latest given to a segment
     losses: int = 0  # placements that ended with the loss of the instance
     cap: float = 1.0
     cancelled: FinishReason | None = None
@@ -42,19 +47,24 @@ class Tracked:
         """The message that takes the segment back; answered by ``SegmentEnded``."""
         assert self.segment is not None, "only a placed request can be released"
         self.cutting = True
-        released = SegmentReleased(self.request.id, self.epoch, at)
+        released = SegmentReleased(self.request.id, self.segment.epoch, at)
         return Send(self.segment.instance, released, why)
 
 
 @dataclass(slots=True)
 class TrackedInstance:
-    """One instance that is up, with reservations made for what was placed there."""
+    """One instance that is up, with reservations made for what was placed there.
+
+    ``departing`` are those of segments that are over as far as the request goes, with their
+    epochs: the instance has yet to say that it let them go, and until then its pages are taken.
+    """
 
     spec: InstanceSpec
     batch_ends_s: float  # as predicted when it began; its last report when idle
     pages: PageLedger
     placed: dict[RequestId, int] = field(default_factory=dict)  # full lengths
-    expected: dict[RequestId, int] = field(default_factory=dict)  # reserved for successors
+    expected: dict[RequestId, int] = field(default_factory=dict)  # for successors, or planned
+    departing: dict[RequestId, tuple[int, int]] = field(default_factory=dict)
     resident_tokens: int = 0
     draining: bool = False
     stopping: bool = False
@@ -73,10 +83,18 @@ class Ledger:
     """Requests, instances, and the reservations that tie them together."""
 
     def __init__(
-        self, program: StepProgram, resident_tokens: int = 0, admitted_limit: int = 0
+        self,
+        program: StepProgram,
+        resident_tokens: int = 0,
+        admitted_limit: int = 0,
+        work: WorkOf | None = None,
     ) -> None:
-        """``resident_tokens``, ``admitted_limit``: see ``ControlConfig``; 0 is no limit."""
+        """``resident_tokens``, ``admitted_limit``: see ``ControlConfig``; 0 is no limit.
+
+        ``work``, if the program has it, fills ``InstanceLoad.work``.
+        """
         self._program = program
+        self._work = work
         self._resident_tokens = resident_tokens
         self._admitted_limit = admitted_limit
         self.requests: dict[RequestId, Tracked] = {}
@@ -111,29 +129,90 @@ class Ledger:
         """Keep what an instance says of its residents."""
         for row in residents:
             tracked = self.requests.get(row.request_id)
-            if tracked is not None and tracked.segment is not None and tracked.epoch == row.epoch:
-                tracked.progress, tracked.forecast = row.progress, row.forecast
+            if tracked is not None and tracked.segment is not None:
+                if tracked.planned:
+                    self.promote(tracked, row.epoch)
+                if tracked.segment.epoch == row.epoch:
+                    tracked.progress, tracked.forecast = row.progress, row.forecast
+                    if self._work is not None:
+                        self.instances[tracked.segment.instance].load = None
 
-    def pages(self, request: Request, spec: InstanceSpec) -> int:
-        """KV pages that the request needs on an instance."""
-        return pages_for(self._program.kv_tokens(request), spec.page_tokens)
+    def pages(self, request: Request, spec: InstanceSpec, stop: int | None = None) -> int:
+        """KV pages that the request needs on an instance, up to a stop."""
+        tokens = segment_tokens(self._program.kv_tokens(request), stop)
+        return pages_for(tokens, spec.page_tokens)
 
-    def assign(self, tracked: Tracked, segment: Segment) -> Segment:
-        """Reserve what the segment needs under a new epoch; returns the stamped segment."""
+    def assign(self, tracked: Tracked, segment: Segment, *further: Segment) -> None:
+        """Reserve what the segments need under new epochs, which they are stamped with."""
         request, instance = tracked.request, self.instances[segment.instance]
         if tracked.successor == segment.instance:
             self._release(instance, instance.expected, request.id)
         tracked.successor = None
-        self._reserve(instance, instance.placed, request)
+        self._reserve(instance, instance.placed, request, segment.stop)
         self.admitted += 1
         tracked.epoch += 1
         tracked.segment = replace(segment, epoch=tracked.epoch)
-        return tracked.segment
+        for planned in further:
+            instance = self.instances[planned.instance]
+            self._reserve(instance, instance.expected, request, planned.stop)
+            tracked.epoch += 1
+            tracked.planned += (replace(planned, epoch=tracked.epoch),)
+
+    def promote(self, tracked: Tracked, epoch: int) -> None:
+        """The planned segment of that epoch runs, if there is one; those before it depart."""
+        for index, segment in enumerate(tracked.planned):
+            if segment.epoch == epoch:
+                if tracked.segment is None:
+                    self.admitted += 1
+                else:
+                    self.depart(tracked.segment)
+                for skipped in tracked.planned[:index]:
+                    self.depart(skipped)
+                instance = self.instances[segment.instance]
+                instance.placed[segment.request_id] = instance.expected.pop(segment.request_id)
+                instance.load = None
+                tracked.segment, tracked.cutting = segment, False
+                tracked.planned = tracked.planned[index + 1 :]
+                return
+
+    def depart(self, segment: Segment) -> bool:
+        """Keep its reservation until its instance lets it go; ``False`` if that one is lost."""
+        instance, request_id = self.instances.get(segment.instance), segment.request_id
+        if instance is None:
+            return False
+        held = instance.placed if request_id in instance.placed else instance.expected
+        instance.departing[request_id] = segment.epoch, held.pop(request_id)
+        instance.load = None
+        return True
+
+    def departed(self, segment: Segment) -> bool:
+        """Take back what a departing segment reserved; ``False`` if it was not one."""
+        instance, request_id = self.instances.get(segment.instance), segment.request_id
+        if instance is None or request_id not in instance.departing:
+            return False
+        epoch, tokens = instance.departing[request_id]
+        if epoch != segment.epoch:
+            return False
+        del instance.departing[request_id]
+        instance.pages.release(request_id)
+        self._add_tokens(instance, -tokens)
+        return True
+
+    def extend(self, tracked: Tracked, segment: Segment) -> bool:
+        """Reserve what a segment needs without its stop; ``False`` if there is no room."""
+        request, instance = tracked.request, self.instances[segment.instance]
+        if not instance.pages.resize(request.id, self.pages(request, instance.spec)):
+            return False
+        held = instance.placed if request.id in instance.placed else instance.expected
+        more = self._program.full_tokens(request) - held[request.id]
+        held[request.id] += more
+        self._add_tokens(instance, more)
+        return True
 
     def expect(self, tracked: Tracked, instance_id: InstanceId) -> None:
         """Reserve room where a request is to go on."""
         instance = self.instances[instance_id]
-        self._reserve(instance, instance.expected, tracked.request)
+        self._reserve(instance, instance.expected, tracked.request, None)
         tracked.successor = instance_id
 
     def forget_successor(self, tracked: Tracked) -> None:
@@ -152,11 +231,15 @@ class Ledger:
         self._leave(tracked)
 
     def _reserve(
-        self, instance: TrackedInstance, held: dict[RequestId, int], request: Request
+        self,
+        instance: TrackedInstance,
+        held: dict[RequestId, int],
+        request: Request,
+        stop: int | None,
     ) -> None:
         """Promise room to a request, under ``placed`` or ``expected``."""
-        instance.pages.reserve(request.id, self.pages(request, instance.spec))
-        held[request.id] = tokens = self._program.full_tokens(request)
+        instance.pages.reserve(request.id, self.pages(request, instance.spec, stop))
+        held[request.id] = tokens = segment_tokens(self._program.full_tokens(request), stop)
         self._add_tokens(instance, tokens)
 
     def _release(
@@ -195,7 +278,11 @@ class Ledger:
             if spec.page_tokens != page_tokens:  # the same of all instances, as a rule
                 page_tokens = spec.page_tokens
                 pages = pages_for(kv_tokens, page_tokens)
-            if not instance.draining and instance.pages.free >= pages:
+            if (
+                not instance.draining
+                and instance.pages.free >= pages
+                and request.id not in instance.departing
+            ):
                 load = instance.load or self.load(instance)
                 if load.residents < spec.max_residents:
                     yield load
@@ -211,12 +298,25 @@ class Ledger:
         if instance.load is None:
             instance.load = InstanceLoad(
                 spec=instance.spec,
-                residents=len(instance.placed) + len(instance.expected),
+                residents=len(instance.pages),
                 resident_tokens=instance.resident_tokens,
                 free_pages=instance.pages.free,
                 batch_ends_s=instance.batch_ends_s,
+                work=() if self._work is None else tuple(self._works(instance)),
             )
         return instance.load
+
+    def _works(self, instance: TrackedInstance) -> Iterator[Work]:
+        """What is left of each segment placed or planned there."""
+        assert self._work is not None, "asked for only if the program tells"
+        for request_id in (*instance.placed, *instance.expected):
+            tracked = self.requests[request_id]
+            progress, forecast = tracked.progress, tracked.forecast
+            for segment in (tracked.segment, *tracked.planned):
+                if segment and forecast and segment.instance == instance.spec.id:
+                    if segment is not tracked.segment:
+                        progress = progress._replace(settled=segment.start)
+                    yield self._work(tracked.request, progress, forecast, segment.stop)
 
     def load_without_leavers(self, instance: TrackedInstance) -> InstanceLoad:
         """The load once everybody has left who was asked to."""

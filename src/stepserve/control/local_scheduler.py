@@ -7,15 +7,27 @@ composed.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from stepserve.core.actions import FreeState, LoadState, LocalAction, Predict, Report, RunBatch
+from stepserve.core.actions import (
+    FreeState,
+    LoadState,
+    LocalAction,
+    Predict,
+    Report,
+    RunBatch,
+    Tell,
+)
 from stepserve.core.events import (
     BatchDone,
     CapsSet,
+    HandoverAcknowledged,
+    HandoverPrepared,
     InstanceReported,
     LocalEvent,
     Predicted,
     SegmentEnded,
+    SegmentExtended,
     SegmentPlaced,
     SegmentReleased,
 )
@@ -28,11 +40,13 @@ from stepserve.core.protocols import (
     StepProgram,
     ThresholdPolicy,
 )
+from stepserve.core.request import Progress
 from stepserve.core.resident import Resident
-from stepserve.core.segment import ReleasePoint, SegmentEnd
-from stepserve.core.step import Batch, Step
+from stepserve.core.segment import HandoverStage, ReleasePoint, Segment, SegmentEnd
+from stepserve.core.step import Batch, Mix, Step
 
-from .pages import PageLedger, pages_for
+from .handover import PREPARE_S, PUSH_PAGES, HandoverEvent, Inbound, Outbound
+from .pages import PageLedger, pages_for, segment_tokens
 
 
 class LocalScheduler:
@@ -48,6 +62,7 @@ class LocalScheduler:
         cost: CostModel,
         predict_every_tokens: int,
         report_every_s: float,
+        push_pages: int = PUSH_PAGES,
     ) -> None:
         self.spec = spec
         self._program = program
@@ -58,11 +73,16 @@ class LocalScheduler:
         self._predict_every_tokens = predict_every_tokens
         self._report_every_s = report_every_s
         self._next_report_s = -math.inf
+        self._push_pages = push_pages
         self.residents: dict[RequestId, Resident] = {}
+        self.inbound: dict[RequestId, Inbound] = {}  # not residents yet
+        self.outbound: dict[RequestId, Outbound] = {}  # residents no more, once at their stop
         self.pages = PageLedger(spec.page_capacity)
         self._running: Batch | None = None
         self._running_tokens, self._predicted_s = 0, 0.0  # of the running batch
-        self._measured: tuple[int, int, float] | None = None
+        self._running_mix = program.mix(())
+        self._cuts_steps = self._running_mix is not None  # prefills may be run in chunks
+        self._measured: tuple[tuple[int, int, float] | None, Mix | None] = None, None
         self._next_batch_id = 0
 
     def handle(self, now_s: float, event: LocalEvent) -> list[LocalAction]:
@@ -73,42 +93,123 @@ class LocalScheduler:
             case Predicted():
                 actions = self._take_forecast(event)
             case SegmentPlaced():
-                actions = self._join(event)
+                actions = self._join(now_s, event)
             case SegmentReleased():
                 actions = self._release(event)
             case CapsSet():
                 actions = self._take_caps(event)
+            case _:
+                actions = self._hand_over(now_s, event)
         if self._running is None and self.residents:
             actions += self._start_batch(now_s)
         return actions
 
-    def _join(self, event: SegmentPlaced) -> list[LocalAction]:
-        request, program = event.request, self._program
-        pages = pages_for(program.kv_tokens(request), self.spec.page_tokens)
+    def _join(self, now_s: float, event: SegmentPlaced) -> list[LocalAction]:
+        request, segment = event.request, event.segment
+        tokens = segment_tokens(self._program.kv_tokens(request), segment.stop)
+        pages = pages_for(tokens, self.spec.page_tokens)
         self.pages.reserve(request.id, pages)
-        self.residents[request.id] = Resident(
+        actions: list[LocalAction] = []
+        if segment.stop is not None:
+            outbound = Outbound(segment, self.spec.page_tokens, self._push_pages)
+            self.outbound[request.id] = outbound
+            actions.append(outbound.timer(PREPARE_S, HandoverStage.PREPARE))
+        why = f"epoch {segment.epoch}, {pages} pages, {self.pages.free} left"
+        if event.source is None:
+            return self._seat(now_s, event, event.progress, why) + actions
+        self.inbound[request.id] = Inbound(event)
+        prepared = HandoverPrepared(request.id, segment.epoch, self.spec.id)
+        load = LoadState(request, event.progress, why)
+        return [load, Tell(event.source, prepared, why), *actions]
+
+    def _seat(
+        self, now_s: float, event: SegmentPlaced, progress: Progress, why: str
+    ) -> list[LocalAction]:
+        """Make a resident of a placed request."""
+        request, program = event.request, self._program
+        self.residents[request.id] = resident = Resident(
             request=request,
             segment=event.segment,
-            progress=event.progress,
+            progress=progress,
             forecast=event.forecast,
             heavy_tokens=program.heavy_tokens(request),
             light_tokens=program.light_tokens(request),
-            heavy_left=program.heavy_left(request, event.progress, event.forecast.output_tokens),
-            forecast_settled=event.progress.settled,
+            heavy_left=program.heavy_left(request, progress, event.forecast.output_tokens),
+            forecast_settled=progress.settled,
             cap=event.cap,
+            joined_s=now_s,
+            last_token_s=now_s,
         )
-        why = f"epoch {event.segment.epoch}, {pages} pages, {self.pages.free} left"
-        return [LoadState(request, event.progress, why)]
+        if event.segment.stop is not None:
+            self.outbound[request.id].resident = resident
+        return [LoadState(request, progress, why)]
+
+    def _hand_over(self, now_s: float, event: HandoverEvent) -> list[LocalAction]:
+        """Events of either side of a hand-over. Its epoch is that of the successor's segment."""
+        request_id = event.request_id
+        inbound, outbound = self.inbound.get(request_id), self.outbound.get(request_id)
+        if inbound is not None and inbound.placed.segment.epoch == event.epoch:
+            return inbound.hear(event) + self._begin(now_s, inbound)
+        if outbound is None or outbound.epoch != event.epoch:
+            return []
+        if isinstance(event, SegmentExtended):
+            return self._extend(outbound, event.segment)
+        if outbound.ends(event):
+            assert outbound.resident is not None, "it has come to its stop"
+            progress = outbound.resident.progress
+            return self._end(outbound.segment, progress, SegmentEnd.HANDED_OFF, None)
+        return outbound.hear(event)
+
+    def _begin(self, now_s: float, inbound: Inbound) -> list[LocalAction]:
+        """Run what was handed over, if all that it waits for has come."""
+        progress, event = inbound.begins, inbound.placed
+        if progress is None:
+            return []
+        segment, source = event.segment, event.source
+        assert source is not None, "an inbound segment has one"
+        del self.inbound[event.request.id]
+        why = f"epoch {segment.epoch}, goes on at {progress.settled}"
+        actions = self._seat(now_s, event, progress, why)
+        actions.append(Tell(source, HandoverAcknowledged(event.request.id, segment.epoch), why))
+        if segment.stop is not None:
+            actions += self.outbound[event.request.id].push()
+        return actions
+
+    def _extend(self, outbound: Outbound, segment: Segment) -> list[LocalAction]:
+        """Go on beyond the stop, where that has been reached, too."""
+        request_id, resident = segment.request_id, outbound.resident
+        del self.outbound[request_id]
+        if resident is None:
+            inbound = self.inbound[request_id]
+            inbound.placed = event = replace(inbound.placed, segment=segment)
+            request = event.request
+        else:
+            resident.segment, request = segment, resident.request
+            self.residents[request_id] = resident
+        pages = pages_for(self._program.kv_tokens(request), self.spec.page_tokens)
+        held = self.pages.resize(request_id, pages)
+        assert held, "the global scheduler has reserved them"
+        return []
 
     def _release(self, event: SegmentReleased) -> list[LocalAction]:
-        resident = self.residents.get(event.request_id)
-        if resident is None or resident.segment.epoch != event.epoch:
+        request_id, epoch = event.request_id, event.epoch
+        inbound, outbound = self.inbound.get(request_id), self.outbound.get(request_id)
+        if inbound is not None and inbound.placed.segment.epoch == epoch:
+            segment = inbound.placed.segment
+            return self._end(segment, inbound.progress, SegmentEnd.RELEASED, None)
+        resident = self.residents.get(request_id)
+        if resident is None and outbound is not None:
+            resident = outbound.resident  # at its stop
+        if resident is None or resident.segment.epoch != epoch:
             return []
         if resident.release is not ReleasePoint.STEP:  # nothing is sooner than that
             resident.release = event.at
-        if self._runs(event.request_id) or not self._may_leave(resident):
+        if self._runs(request_id) or not self._may_leave(resident):
             return []
-        return self._end(resident, SegmentEnd.RELEASED, None)
+        end = SegmentEnd.RELEASED
+        if outbound is not None and outbound.waits_for is HandoverStage.ACKNOWLEDGE:
+            end = SegmentEnd.HANDED_OFF  # the successor may have begun
+        return self._end(resident.segment, resident.progress, end, None)
 
     def _may_leave(self, resident: Resident) -> bool:
         if resident.release is ReleasePoint.CUT:
@@ -138,11 +239,15 @@ class LocalScheduler:
             return []
         self._running = None
         tokens, rows, seconds = self._running_tokens, len(batch.steps), event.seconds
-        self._measured = tokens, rows, seconds
+        mix = self._running_mix
+        self._measured = (tokens, rows, seconds), mix
         if seconds != self._predicted_s:  # else it teaches nothing
-            self._cost.observe(tokens, rows, self.spec, seconds)
+            self._cost.observe(tokens, rows, self.spec, seconds, mix)
         actions: list[LocalAction] = []
         residents, advance = self.residents, self._program.advance
+        if mix is not None:
+            for step in batch.steps:
+                residents[step.request_id].last_token_s = now_s
         predict_every_tokens = self._predict_every_tokens
         for step, outcome in zip(batch.steps, event.outcomes, strict=True):
             resident = residents[step.request_id]
@@ -155,6 +260,7 @@ class LocalScheduler:
                 progress.settled - resident.forecast_settled >= predict_every_tokens
                 or progress.finished is not None
                 or resident.release is not None
+                or resident.segment.stop is not None
             ):
                 actions += self._after_step(resident, outcome.error)
         if not residents:
@@ -164,8 +270,8 @@ class LocalScheduler:
     def _report(self, now_s: float, ends_s: float, why: str) -> LocalAction:
         """One message a batch: what the last one took, until when the next one runs."""
         residents = self._resident_reports(now_s) if now_s >= self._next_report_s else ()
-        measured, self._measured = self._measured, None
-        return Report(InstanceReported(self.spec.id, ends_s, measured, residents), why)
+        (measured, mix), self._measured = self._measured, (None, None)
+        return Report(InstanceReported(self.spec.id, ends_s, measured, residents, mix), why)
 
     def _resident_reports(self, now_s: float) -> tuple[ResidentReport, ...]:
         """What became of everybody, every now and then."""
@@ -178,16 +284,24 @@ class LocalScheduler:
     def _after_step(self, resident: Resident, error: str | None) -> list[LocalAction]:
         """What follows for a resident that goes on for now, ends, or may need a new forecast."""
         request, progress = resident.request, resident.progress
+        segment = resident.segment
+        actions: list[LocalAction] = []
         if error is not None:
-            return self._end(resident, SegmentEnd.FAILED, error)
-        if progress.finished is not None:
-            return self._end(resident, SegmentEnd.FINISHED, None)
+            return self._end(segment, progress, SegmentEnd.FAILED, error)
+        if progress.finished is not None:  # also at the stop: there is nothing to hand over
+            return self._end(segment, progress, SegmentEnd.FINISHED, None)
         if resident.release is not None and self._may_leave(resident):
-            return self._end(resident, SegmentEnd.RELEASED, None)
+            return self._end(segment, progress, SegmentEnd.RELEASED, None)
+        if segment.stop is not None:
+            actions = self.outbound[request.id].push()
+            if progress.settled >= segment.stop:
+                del self.residents[request.id]
+                return actions
         if progress.settled - resident.forecast_settled >= self._predict_every_tokens:
             resident.forecast_settled = progress.settled
-            return [Predict(request, progress, resident.forecast.thresholds, "forecast is old")]
-        return []
+            thresholds = resident.forecast.thresholds
+            actions.append(Predict(request, progress, thresholds, "forecast is old"))
+        return actions
 
     def _count_heavy(self, resident: Resident) -> None:
         output_tokens = resident.forecast.output_tokens
@@ -195,11 +309,15 @@ class LocalScheduler:
             resident.request, resident.progress, output_tokens
         )
 
-    def _end(self, resident: Resident, end: SegmentEnd, error: str | None) -> list[LocalAction]:
-        request_id = resident.request.id
-        del self.residents[request_id]
+    def _end(
+        self, segment: Segment, progress: Progress, end: SegmentEnd, error: str | None
+    ) -> list[LocalAction]:
+        request_id = segment.request_id
         self.pages.release(request_id)
-        ended = SegmentEnded(resident.segment, end, resident.progress, error)
+        self.residents.pop(request_id, None)
+        self.inbound.pop(request_id, None)
+        self.outbound.pop(request_id, None)
+        ended = SegmentEnded(segment, end, progress, error)
         return [FreeState(request_id, end.value), Report(ended, end.value)]
 
     def _start_batch(self, now_s: float) -> list[LocalAction]:
@@ -209,7 +327,9 @@ class LocalScheduler:
         due = [
             next_step(r.request, r.progress, r.has_state, pick(r, pace, now_s)) for r in residents
         ]
-        if len(due) == 1:  # nothing to be chosen
+        if self._cuts_steps:
+            due = [self._up_to_stop(r, step) for r, step in zip(residents, due, strict=True)]
+        if len(due) == 1 and not self._cuts_steps:  # nothing to be chosen
             steps = tuple(due)
             residents[0].skipped = 0
         else:
@@ -218,12 +338,21 @@ class LocalScheduler:
         if self._refresh is not None:
             steps = self._refresh.upgrade(self.residents, steps, pace, spec, now_s)
         tokens = sum([step.query_tokens for step in steps])
-        seconds = self._cost.step_time_s(tokens, len(steps), spec)
+        self._running_mix = mix = self._program.mix(steps)
+        seconds = self._cost.step_time_s(tokens, len(steps), spec, mix)
         self._running = batch = Batch(self._next_batch_id, steps)
         self._running_tokens, self._predicted_s = tokens, seconds
         self._next_batch_id += 1
-        run = RunBatch(batch, tokens, len(residents), seconds)
+        run = RunBatch(batch, tokens, len(residents), seconds, mix)
         return [run, self._report(now_s, now_s + seconds, "a batch begins")]
+
+    def _up_to_stop(self, resident: Resident, step: Step) -> Step:
+        """A prefill ends where the segment does; the rest is the next segment's."""
+        stop = resident.segment.stop
+        if stop is None or stop >= step.context_tokens:
+            return step
+        start = step.context_tokens - step.query_tokens
+        return self._program.shorten(step, stop - start) or step
 
     def _count_skips(self, residents: Sequence[Resident], steps: Sequence[Step]) -> None:
         """For how many batches in a row everybody has been left out."""

@@ -9,6 +9,11 @@ def pages_for(tokens: int, page_tokens: int) -> int:
     return -(-tokens // page_tokens)
 
 
+def segment_tokens(full: int, stop: int | None) -> int:
+    """Of ``full`` positions of a request, those that a segment up to ``stop`` has to hold."""
+    return full if stop is None else min(stop, full)
+
+
 class PageLedger:
     """Reservations against a fixed number of pages. ``free + held == capacity``, always."""
 
@@ -25,6 +30,15 @@ class PageLedger:
             raise CapacityError(f"{pages} pages asked, {self.free} of {self.capacity} free")
         self._held[request_id] = pages
         self.free -= pages
+
+    def resize(self, request_id: RequestId, pages: int) -> bool:
+        """Hold that many for a request from now on; ``False``, and no change, if not free."""
+        more = pages - self._held[request_id]
+        if more > self.free:
+            return False
+        self._held[request_id] = pages
+        self.free -= more
+        return True
 
     def release(self, request_id: RequestId) -> None:
         """Give back all pages of a request; every reservation is released exactly once."""

@@ -242,7 +242,7 @@ def _drain(instance: TrackedInstance, ledger: Ledger) -> list[GlobalAction]:
         tracked = ledger.requests[request_id]
         if not tracked.cutting:
             actions.append(tracked.ask_release(ReleasePoint.CUT, "its instance is to change"))
-    if not instance.placed and not instance.stopping:
+    if not len(instance.pages) and not instance.stopping:
         instance.stopping = True
         actions.append(Stop(instance.spec, "drained"))
     return actions

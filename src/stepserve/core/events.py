@@ -75,7 +75,10 @@ class CapsSet:
 
 @dataclass(frozen=True, slots=True)
 class SegmentExtended:
-    """There is no successor any more: the segment goes on to the end of the request."""
+    """There is no successor any more: the segment goes on to the end of the request.
+
+    ``epoch`` is that of the hand-over that will not be; ``segment`` keeps its own.
+    """
 
     request_id: RequestId
     epoch: int
@@ -84,10 +87,11 @@ class SegmentExtended:
 
 @dataclass(frozen=True, slots=True)
 class HandoverPrepared:
-    """The successor has room: keys and values may be pushed to it."""
+    """The successor has room: keys and values may be pushed to ``instance``, where it is."""
 
     request_id: RequestId
     epoch: int
+    instance: InstanceId
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Resident:
     skipped: int = 0  # batches composed without it since it last ran
     release: ReleasePoint | None = None  # asked to leave, and when
     joined_s: float = 0.0  # when it became resident
-    last_token_s: float = 0.0  # when its latest output token was made here
+    last_token_s: float = 0.0  # when it joined, or its latest step here ended (causal programs)
 
     def lost(self, pace: StepPace, now_s: float) -> bool:
         """Whether its deadline is believed out of reach even at the lowest threshold."""

@@ -23,7 +23,7 @@ from .cluster import Profiles, make_world, specs
 from .config import Experiment, Setting, System
 from .oracle import Oracle
 from .record import Record
-from .results import Row, Timeline, attainment, finished, mean_threshold, met, summary
+from .results import Row, Timeline, attainment, denoised, finished, mean_threshold, met, summary
 from .rows import Rows, TraceRows
 from .world import Heard, Learn, Timed, World, untimed
 
@@ -142,7 +142,7 @@ def run_point(
     meter = None if clock is None else Meter(clock, SCHEDULERS)
     timed = meter.timed if meter else untimed
     world, timeline = simulate(setting, system, load, point.seed, model, learn, timed, heard)
-    records = list(world.records.values())
+    records = denoised(world)
     row = {
         "system": point.system,
         "model": setting.model,
