@@ -25,6 +25,7 @@ from .batching.all_resident import AllResident
 from .batching.latency_budget import LatencyBudget
 from .batching.token_budget import TokenBudget
 from .global_scheduler import GlobalScheduler
+from .handover import PUSH_PAGES
 from .load_control import LoadControl
 from .local_scheduler import LocalScheduler
 from .placement.faster_elsewhere import FasterElsewhere
@@ -63,6 +64,7 @@ def assemble_global(
         _migration(config, program, cost),
         LoadControl(_caps(config, cost), program, cost, config.caps_every_s),
         cost,
+        program.work if isinstance(program, AutoregressiveProgram) else None,
     )
 
 
@@ -78,6 +80,7 @@ def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -
         cost,
         config.predict_every_tokens,
         config.report_every_s,
+        PUSH_PAGES if config.tokens.push == "chunks" else 0,
     )
 
 
