@@ -25,8 +25,10 @@ from stepserve.core.events import (
     BatchDone,
     ChunkLanded,
     GlobalEvent,
+    HandedOff,
     LocalEvent,
     Predicted,
+    SegmentPlaced,
     TimedOut,
 )
 from stepserve.core.ids import InstanceId, RequestId
@@ -61,6 +63,7 @@ class Instance:
         self._batch: Batch | None = None
         self._composed_s = 0.0
         self._epochs: dict[RequestId, int] = {}
+        self._handed: dict[RequestId, Delivery] = {}  # tokens of what is about to begin here
         self._refused: dict[RequestId, str] = {}  # what the executor would not hold, and why
         self._steps: list[StepRecord] = []
         self._events: list[GlobalEvent] = []
@@ -75,16 +78,21 @@ class Instance:
     def receive(self, delivery: Delivery) -> InstanceOutput:
         """Take a delivered event; returns what is to be told to the control loop."""
         event = delivery.event
-        if delivery.chunk is not None and isinstance(event, ChunkLanded):
+        if isinstance(event, ChunkLanded):
+            assert delivery.chunk is not None, "the copy comes along"
             event = dataclasses.replace(event, intact=self._import(delivery.chunk))
+        elif isinstance(event, HandedOff) and self._holds(event):
+            self._handed[event.request_id] = delivery
         self._handle(event, delivery)
         return self._flush()
 
     def _import(self, chunk: KvChunk) -> bool:
         """Whether keys and values that were pushed here are good, and are kept."""
-        if self._epochs.get(chunk.request_id) != chunk.epoch:
-            return False  # it is not held any more; the scheduler ignores the news as well
-        return self._kv().import_kv(chunk)
+        return self._holds(chunk) and self._kv().import_kv(chunk)
+
+    def _holds(self, of: KvChunk | HandedOff) -> bool:
+        """Whether the hand-over is still of interest; if not, the scheduler ignores it as well."""
+        return self._epochs.get(of.request_id) == of.epoch
 
     def _kv(self) -> KvPages:
         executor = self._executor
@@ -145,6 +153,7 @@ class Instance:
     def _carry_out(self, action: LocalAction, delivery: Delivery | None) -> None:
         match action:
             case LoadState():
+                delivery = self._handed.pop(action.request.id, delivery)
                 assert delivery is not None, "state is loaded when a segment is delivered"
                 self._load(action, delivery)
             case RunBatch():
@@ -153,6 +162,7 @@ class Instance:
             case FreeState():
                 self._executor.remove(action.request_id)
                 self._epochs.pop(action.request_id, None)
+                self._handed.pop(action.request_id, None)
                 self._refused.pop(action.request_id, None)
             case Predict():
                 forecast = self._predictor.remaining_steps(
@@ -172,9 +182,9 @@ class Instance:
 
     def _load(self, action: LoadState, delivery: Delivery) -> None:
         """A request that cannot be loaded fails by itself, at its first step."""
-        resident = self.scheduler.residents[action.request.id]
-        self._epochs[action.request.id] = resident.segment.epoch
-        assert delivery.payload is not None, "a placed segment brings its payload"
+        if isinstance(delivery.event, SegmentPlaced):
+            self._epochs[action.request.id] = delivery.event.segment.epoch
+        assert delivery.payload is not None, "a segment that begins brings its payload"
         try:
             self._executor.add(action.request, delivery.payload, action.progress, delivery.settled)
         except Exception as error:  # one request that cannot be held harms nobody else

@@ -145,7 +145,7 @@ class ControlLoop:
 
     def _reached(self, instance: InstanceId) -> tuple[tuple[RequestId, Progress], ...]:
         placed = self.scheduler.ledger.instances.get(instance)
-        ids = () if placed is None else tuple(placed.placed)
+        ids = () if placed is None else (*placed.placed, *placed.expected)
         return tuple((request_id, self.records[request_id].progress()) for request_id in ids)
 
     def _take(self, output: InstanceOutput) -> None:
