@@ -6,6 +6,10 @@ where the published scheduler takes 6.6 ms a decision (dilaserve.md B7). Events 
 steady run: every request that ends is replaced by a new one. The mean over all events is what
 serving pays; the costliest kind is shown too.
 
+Then ``TandemSplit.place`` alone, for causal requests on instances that hold 60 segments each,
+with a segment cost that adds up everything held at every question (no table of batch times).
+The published whole of it is less than 20 ms a request (dynaserve.md 1.3).
+
     python benchmarks/scheduler.py
 """
 
@@ -16,18 +20,22 @@ import time
 from collections import defaultdict
 
 from stepserve.control.assemble import assemble_global, assemble_local
+from stepserve.control.placement.tandem_split import TandemSplit
 from stepserve.core.actions import Finish, Predict, Report, RunBatch, Send
-from stepserve.core.config import ControlConfig
+from stepserve.core.config import ControlConfig, TokenConfig
 from stepserve.core.events import BatchDone, InstanceUp, Predicted, RequestArrived
+from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import InstanceSpec
-from stepserve.core.request import SLO, DiffusionOptions, Family, FinishReason, Request
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Work
+from stepserve.core.request import SLO, DiffusionOptions, Family, FinishReason, Progress, Request
 from stepserve.core.step import StepOutcome
 from stepserve.cost.remaining_steps import PUBLISHED, MeanYield
 from stepserve.cost.step_table import StepProfile, StepTable
 
 PROFILE = StepProfile((32, 512, 1024, 4096, 8192), (0.012, 0.0165, 0.029, 0.126, 0.25), "H100")
 LIMIT_US = 200.0
+PLACE_LIMITS_MS = {16: 2.0, 64: 5.0, 256: 5.0}
+HELD = 60
 
 
 class Run:
@@ -105,6 +113,74 @@ class Run:
         self.to_local(name, BatchDone(action.batch.id, tuple(outcomes), 0.02))
 
 
+class SumOfWork:
+    """A ``SegmentCost`` of constant seconds a token: 14B on an A100, by order of magnitude."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+
+    def seconds(self, held, added, spec) -> float:
+        self.questions += 1
+        prefill, decodes = added[::2] if added else (0, 0.0)
+        for more, _, tokens in held:
+            prefill += more
+            decodes += tokens
+        return prefill * 1e-4 + decodes * 5e-4
+
+    def tbt_s(self, held, added, spec) -> float:
+        self.questions += 1
+        rows = context = 0
+        for prefill, before, tokens in (*held, added) if added else held:
+            if tokens:
+                rows += 1
+                context += before + prefill
+        return 0.02 + 3e-5 * rows + 1.5e-7 * context if rows else 0.0
+
+    def transfer_s(self, tokens) -> float:
+        return 5e-5 + 1e-5 * tokens
+
+
+def time_places(instances: int, ttft_s: float | None, count: int, seed: int) -> tuple:
+    """Microseconds of every ``place``, questions to the cost for each, share of cuts."""
+    rng = random.Random(seed)
+    loads = []
+    for index in range(instances):
+        spec = InstanceSpec(InstanceId(f"i{index:03d}"), 1, 200_000, 16, 256)
+        rows = [(rng.random() < 0.2, rng.randint(100, 4000)) for _ in range(HELD)]
+        work = [
+            Work(n * waits, n * (not waits), rng.uniform(1.0, 800.0) * (rng.random() < 0.8))
+            for waits, n in rows
+        ]
+        loads.append(InstanceLoad(spec, HELD, sum(n for _, n in rows), 9999, 0.0, tuple(work)))
+    loads.sort(key=lambda load: load.resident_tokens)
+    view = ClusterView(0.0, {load.spec.id: load for load in loads})
+    cost, times, cuts = SumOfWork(), [], 0
+    policy = TandemSplit(cost, TokenConfig())
+    for number in range(count):
+        prompt, output = rng.choice(((8192, 32), (2048, 512), (219, 1467), (850, 100)))
+        name, slo = RequestId(str(number)), SLO(ttft_s=ttft_s)
+        request = Request(name, Family.AUTOREGRESSIVE, "m", prompt, 4096, 0.0, slo)
+        forecast = StepForecast((1.0,), (float(output),), float(output))
+        start = time.perf_counter_ns()
+        placement = policy.place(request, Progress(), forecast, view)
+        times.append((time.perf_counter_ns() - start) / 1e3)
+        cuts += len(placement.segments) > 1
+    return sorted(times), cost.questions / count, cuts / count
+
+
+def places(count: int) -> None:
+    print(f"\n{'TandemSplit.place':42s} {'p50 us':>8s} {'p99 us':>8s}  questions, cuts, limit")
+    for instances, limit_ms in PLACE_LIMITS_MS.items():
+        for ttft_s in (None, 10.0):
+            times, questions, cuts = time_places(instances, ttft_s, count, seed=0)
+            label = f"{instances} instances x {HELD} held, {'with' if ttft_s else 'no'} TTFT target"
+            p99 = times[int(count * 0.99)]
+            print(
+                f"{label:42s} {times[count // 2]:8.1f} {p99:8.1f}  {questions:.0f}, {cuts:.0%}"
+                f"  ({p99 / limit_ms / 1e3:.2f} x the limit of {limit_ms:.0f} ms)"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=400)
@@ -131,6 +207,7 @@ def main() -> None:
             f"{label:42s} {len(everything):7d} {mean:8.1f} {p99:8.1f}  {kind} {medians[kind]:.1f}"
             f"  ({mean / LIMIT_US:.2f} x the budget of {LIMIT_US:.0f} us)"
         )
+    places(2000)
 
 
 if __name__ == "__main__":

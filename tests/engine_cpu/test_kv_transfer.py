@@ -196,6 +196,22 @@ def test_an_abort_on_either_side_drops_what_is_on_its_way(ends):
             assert not any(outbox._frames for _, outbox in sender._outgoing.values())
 
 
+def test_a_sender_takes_back_what_it_has_not_begun_to_send():
+    sender, receiver = Tcp(), Tcp()
+    address = receiver.register()
+    for name in ("r", "next"):
+        receiver.reserve(name, 1, 1 << 25)
+    for start, stop in ((0, 10_000), (10_000, 10_001), (10_001, 10_005)):
+        sender.write(address, chunk_of(start, stop, head=64))
+    sender.abort("r", 1)
+    sender.write(address, chunk_of(0, 5, "next"))
+    landed = gather(receiver, 2, sender)
+    assert [(chunk.request_id, chunk.stop) for chunk in landed] == [("r", 10_000), ("next", 5)]
+    assert_same(landed[0], chunk_of(0, 10_000, head=64))
+    sender.close()
+    receiver.close()
+
+
 def test_an_old_epoch_an_unknown_request_or_too_much_is_dropped(ends):
     (sender, _), (receiver, address) = ends.make(), ends.make()
     receiver.reserve("r", 2, 1000)

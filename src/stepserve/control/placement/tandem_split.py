@@ -5,7 +5,9 @@ the prompt's on. A cut must gain something over staying on one instance. Deviati
 instances with room for the whole request are looked at, so that the first can usually go on
 alone; (b) of those, the eight with the fewest resident tokens, then by drain time; (c) targets of
 other requests are unknown, so batches are held against this one's; (d) TTFT targets, where not
-ignored (published); (e) if no plan keeps every target, the one that misses by the least.
+ignored (published); (e) if no plan keeps every target, the one that misses by the least;
+(f) ``epsilon`` and ``gain`` are shares of the request's own time alone: beside what busy
+instances hold, every two sides are level, and nothing is gained by any cut.
 """
 
 import itertools
@@ -16,7 +18,7 @@ from typing import NamedTuple
 from stepserve.core.config import TokenConfig
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId
-from stepserve.core.instance import ClusterView, InstanceLoad, Work
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Work
 from stepserve.core.protocols import Placement, SegmentCost
 from stepserve.core.request import Progress, Request
 from stepserve.core.segment import Segment
@@ -51,6 +53,18 @@ def tile(request: Request, cut: int, instances: tuple[InstanceId, ...]) -> tuple
     return first, Segment(request.id, 1, cut, None, instances[1], epoch=0)
 
 
+class _Side(NamedTuple):
+    """A candidate instance, as it is without the request."""
+
+    drain_s: float
+    id: InstanceId
+    spec: InstanceSpec
+    held: tuple[Work, ...]
+    tbt_s: float
+    backlog_s: float  # until the prefills are done
+    share: float  # of the time that prefills get, beside decodes
+
+
 class _Plan(NamedTuple):
     """Fields in the order of ``better``: feasible (no ``excess``), shorter, level, least moved."""
 
@@ -81,15 +95,16 @@ class TandemSplit:
         ttft_s = (slo.ttft_s if timed else None) or math.inf
         waited_s, tbt_s = view.at_s - request.arrival_s, slo.tbt_s or options.tbt_s
         search = _Search(self._cost, options, known, total, tbt_s, ttft_s, waited_s)
-        loads = itertools.islice(view.loads.values(), SHORTLIST)
-        drains = [(self._cost.seconds(row.work, None, row.spec), row.spec.id) for row in loads]
-        near = [view.loads[name] for _, name in sorted(drains)]
-        pairs = [pair for pair in PAIRS if max(pair) < len(near)][: options.pairs]
-        best = min(search.plan(load, load, total) for load in near)
-        cut = min((p for a, b in pairs for p in search.cuts(near[a], near[b])), default=best)
-        keep = 1.0 - options.gain
-        shorter = cut.excess <= best.excess and cut.longest_s < keep * best.longest_s
-        if shorter or cut.excess < keep * best.excess:
+        sides = sorted(map(search.side, itertools.islice(view.loads.values(), SHORTLIST)))
+        best = min(search.plan(side, side, total) for side in sides)
+        pairs = [pair for pair in PAIRS if max(pair) < len(sides)][: options.pairs]
+        own_s = best.apart_s  # what it adds to that instance
+        cuts = (plan for a, b in pairs for plan in search.cuts(sides[a], sides[b], own_s))
+        cut = min(cuts, default=best)
+        shorter = cut.longest_s < best.longest_s - options.gain * own_s
+        if (shorter and cut.excess <= best.excess) or cut.excess < (
+            1.0 - options.gain
+        ) * best.excess:
             best = cut
         seconds = best.seconds if best.cut else best.seconds[:1]
         times = ", ".join([f"T{n} {t:.3f} s" for n, t in enumerate(seconds, 1)])
@@ -109,8 +124,17 @@ class _Search(NamedTuple):
     ttft_s: float  # infinite without a target
     waited_s: float
 
-    def cuts(self, a: InstanceLoad, b: InstanceLoad) -> Iterator[_Plan]:
-        """The plans that the bisection comes by, ``a`` first."""
+    def side(self, load: InstanceLoad) -> _Side:
+        """An instance with what is asked of it more than once."""
+        held, spec, cost = load.work, load.spec, self.cost
+        prefills = [row._replace(decode_tokens=0.0) for row in held if row.prefill_tokens]
+        tbt_s = cost.tbt_s(held, None, spec)
+        share = max(LEAST_SHARE, 1.0 - tbt_s / self.tbt_s)  # batches may take ``tbt_s``
+        backlog_s = cost.seconds(prefills, None, spec) / share
+        return _Side(cost.seconds(held, None, spec), spec.id, spec, held, tbt_s, backlog_s, share)
+
+    def cuts(self, a: _Side, b: _Side, own_s: float) -> Iterator[_Plan]:
+        """The plans that the bisection comes by, ``a`` first; ``own_s``: of the request alone."""
         known, total, options, page = self.known, self.total, self.options, a.spec.page_tokens
         low, high, share = 0.0, 1.0, known / total
         for _ in range({"any": options.probes, "prompt": 1, "none": 0}[options.cut]):
@@ -120,43 +144,39 @@ class _Search(NamedTuple):
                 yield plan
             low, high = (low, share) if plan.seconds[0] > plan.seconds[1] else (share, high)
             share = (low + high) / 2
-            level = plan.apart_s <= options.epsilon * plan.longest_s
-            if level or (high - low) * total < page:
+            if plan.apart_s <= options.epsilon * own_s or (high - low) * total < page:
                 return
 
-    def plan(self, a: InstanceLoad, b: InstanceLoad, stop: int) -> _Plan:
+    def plan(self, a: _Side, b: _Side, stop: int) -> _Plan:
         """The first ``stop`` inputs on ``a``, the others on ``b``."""
-        cost, alpha, beta = self.cost, self.work(0, stop), self.work(stop, self.total)
-        t1, t2 = cost.seconds(a.work, alpha, a.spec), cost.seconds(b.work, beta, b.spec)
-        b_tbt_s = cost.tbt_s(b.work, beta, b.spec)
-        gap_s = tbt_s = max(cost.tbt_s(a.work, alpha, a.spec), b_tbt_s)
-        first_s, cut = self.prefill_s(a, alpha), stop % self.total
+        alpha, beta, cut = self.work(0, stop), self.work(stop, self.total), stop % self.total
+        seconds, of_batch = self.cost.seconds, self.cost.tbt_s
+        t1 = seconds(a.held, alpha, a.spec)
+        t2 = seconds(b.held, beta, b.spec) if stop < self.total else b.drain_s
+        b_tbt_s = of_batch(b.held, beta, b.spec) if beta.decode_tokens else b.tbt_s
+        a_tbt_s = of_batch(a.held, alpha, a.spec) if alpha.decode_tokens else a.tbt_s
+        gap_s = tbt_s = max(a_tbt_s, b_tbt_s)
+        first_s = a.backlog_s + self.prefill_s(a, alpha)
         if cut:
             last = self.options.chunk_tokens if cut <= self.known else PUSHED_DECODES
-            exposed_s = cost.transfer_s(cut if self.options.push == "serial" else min(cut, last))
+            last = cut if self.options.push == "serial" else min(cut, last)
+            exposed_s = self.cost.transfer_s(last)
             t2 += exposed_s
             if cut >= self.known:  # the first instance emits, then the second
                 gap_s = max(gap_s, exposed_s + b_tbt_s)
             else:  # the first token is the second instance's
-                backlog_s = self.prefill_s(b, None)
-                first_s = max(first_s + exposed_s, backlog_s) - backlog_s + self.prefill_s(b, beta)
+                first_s = max(first_s + exposed_s, b.backlog_s) + self.prefill_s(b, beta)
         late = (self.waited_s + first_s) / self.ttft_s
         excess = max(0.0, gap_s / self.tbt_s - 1.0, late - 1.0)
-        return _Plan(
-            excess, max(t1, t2), abs(t1 - t2), cut, (a.spec.id, b.spec.id), (t1, t2), tbt_s
-        )
+        return _Plan(excess, max(t1, t2), abs(t1 - t2), cut, (a.id, b.id), (t1, t2), tbt_s)
 
     def work(self, start: int, stop: int) -> Work:
         """Inputs ``[start, stop)``: prefill of the known ones, then a decode each."""
         decodes = min(stop, self.total - 1) - max(start, self.known)
         return Work(max(0, min(stop, self.known) - start), start, float(max(0, decodes)))
 
-    def prefill_s(self, load: InstanceLoad, work: Work | None) -> float:
-        """Seconds until prefills held and of ``work`` are done, beside decodes; 0 if untimed."""
+    def prefill_s(self, side: _Side, work: Work) -> float:
+        """Seconds of the prefill of ``work``, beside decodes; 0 without a TTFT target."""
         if self.ttft_s == math.inf:
             return 0.0
-        held = [row._replace(decode_tokens=0.0) for row in load.work if row.prefill_tokens]
-        decode_s = self.cost.tbt_s(load.work, None, load.spec)
-        share = max(LEAST_SHARE, 1.0 - decode_s / self.tbt_s)  # batches may take ``tbt_s``
-        added = work and work._replace(decode_tokens=0.0)
-        return self.cost.seconds(held, added, load.spec) / share
+        return self.cost.seconds((), work._replace(decode_tokens=0.0), side.spec) / side.share
