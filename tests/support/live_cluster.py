@@ -22,7 +22,7 @@ from stepserve.core.request import (
 from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
-from stepserve.live import deploy
+from stepserve.live import deploy, families
 
 VOCABULARY = 64
 
@@ -100,7 +100,7 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
             super().__init__(*args, **kwargs)
             executors.append(self)
 
-    with unittest.mock.patch.object(deploy, "DiffusionExecutor", CountedExecutor):
+    with unittest.mock.patch.object(families, "DiffusionExecutor", CountedExecutor):
         cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner)
         cluster.start()
         try:
