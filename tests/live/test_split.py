@@ -21,6 +21,10 @@ from support.causal_models import VOCAB, write_checkpoint
 from support.live_cluster import assert_at_rest, collect, running_cluster
 
 PROMPT, OUTPUT = 12, 10
+LONG = {"prompt": 400, "output": 60, "seed": 9}
+MIDDLE = {"prompt": 300, "output": 80, "seed": 7}
+"""Of these seeds the best two logits are 0.02 apart or more: rounding, which depends on what a
+batch is made of, does not decide."""
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +41,12 @@ class CutAt:
     """Places a request as its id says, ``NAME:CUT``; without a cut on the first instance."""
 
     def place(self, request, progress, forecast, view):
-        first, second = sorted(view.loads)[:2]
+        first, *others = sorted(view.loads)
         _, _, cut = request.id.partition(":")
-        if not cut or progress.emitted:
+        if not cut or progress.emitted or not others:
             return Placement((Segment(request.id, 0, 0, None, first, 0),))
         start = Segment(request.id, 0, 0, int(cut), first, 0)
-        return Placement((start, Segment(request.id, 1, int(cut), None, second, 0)))
+        return Placement((start, Segment(request.id, 1, int(cut), None, others[0], 0)))
 
 
 class WatchedExecutor(AutoregressiveExecutor):
@@ -73,17 +77,16 @@ async def split_cluster(loaded, profile, damage=(), **options):
         config = ServeConfig(**options)
         async with running_cluster(config, loaded=loaded) as cluster:
             cluster.loop.scheduler._placement = CutAt()
-            cluster.copies = watched.copies
-            yield cluster
+            while len(cluster.loop.scheduler.ledger.instances) < config.instances:
+                await asyncio.sleep(0)
+            yield cluster, watched.copies
 
 
 def request(frontend, name, prompt=PROMPT, output=OUTPUT, seed=0, **sampling):
     generator = torch.Generator().manual_seed(seed)
     ids = tuple(torch.randint(3, VOCAB, (prompt,), generator=generator).tolist())
     arrived_s = frontend.now_s()
-    made = Request(
-        RequestId(name), Family.AUTOREGRESSIVE, "tiny", prompt, output, arrived_s
-    )
+    made = Request(RequestId(name), Family.AUTOREGRESSIVE, "tiny", prompt, output, arrived_s)
     return made, Payload(ids, SamplingParams(**{"ignore_eos": True, **sampling}))
 
 
@@ -94,20 +97,18 @@ async def answer(cluster, name, *, on_tokens=None, **shape):
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}])
 async def test_every_cut_gives_the_tokens_of_an_uncut_request(loaded, profile, sampling):
-    async with split_cluster(loaded, profile) as cluster:
+    async with split_cluster(loaded, profile) as (cluster, copies):
         cuts = range(1, PROMPT + OUTPUT - 1)
         names = ["whole", *(f"r:{cut}" for cut in cuts)]
-        whole, *parts = await asyncio.gather(
-            *(answer(cluster, name, **sampling) for name in names)
-        )
+        whole, *parts = await asyncio.gather(*(answer(cluster, name, **sampling) for name in names))
         assert len(whole.tokens) == OUTPUT
         for cut, part in zip(cuts, parts, strict=True):
             assert part.tokens == whole.tokens, cut
             assert part.end.reason is FinishReason.LENGTH
-        assert len(cluster.copies) >= len(cuts)
-        assert all(sent == held for sent, held in cluster.copies)
+        assert len(copies) >= len(cuts)
+        assert all(sent == held for sent, held in copies)
         assert cluster.loop.migrations == 0
-        assert_at_rest(cluster)
+        await at_rest(cluster)
 
 
 @pytest.mark.parametrize("push", ["chunks", "serial"])
@@ -115,28 +116,27 @@ async def test_long_requests_are_pushed_while_they_run(loaded, profile, push):
     control = dataclasses.replace(
         ServeConfig().control, tokens=TokenConfig(chunk_tokens=64, push=push)
     )
-    async with split_cluster(loaded, profile, control=control) as cluster:
-        shape = {"prompt": 400, "output": 60}
+    async with split_cluster(loaded, profile, control=control) as (cluster, copies):
         names = ["whole", "r:150", "r:333", "r:400", "r:415", "r:457"]
-        whole, *parts = await asyncio.gather(*(answer(cluster, n, **shape) for n in names))
+        whole, *parts = await asyncio.gather(*(answer(cluster, n, **LONG) for n in names))
         assert all(part.tokens == whole.tokens for part in parts)
-        assert (len(cluster.copies) > len(parts)) is (push == "chunks")
-        assert all(sent == held for sent, held in cluster.copies)
-        assert_at_rest(cluster)
+        assert (len(copies) > len(parts)) is (push == "chunks")
+        assert all(sent == held for sent, held in copies)
+        await at_rest(cluster)
 
 
 async def test_a_damaged_copy_is_computed_anew(loaded, profile):
-    async with split_cluster(loaded, profile, damage=["r:9", "r:15"]) as cluster:
+    async with split_cluster(loaded, profile, damage=["r:9", "r:15"]) as (cluster, copies):
         whole = await answer(cluster, "whole")
         for name in ("r:9", "r:15"):
             assert (await answer(cluster, name)).tokens == whole.tokens
-        assert cluster.copies == []
-        assert_at_rest(cluster)
+        assert copies == []
+        await at_rest(cluster)
 
 
 async def test_an_answer_that_ends_early_is_not_handed_over(loaded, profile):
     """Its second token stops it, before and after the cut."""
-    async with split_cluster(loaded, profile) as cluster:
+    async with split_cluster(loaded, profile) as (cluster, _):
         whole = await answer(cluster, "whole")
         stop = whole.tokens[3]
         early = await asyncio.gather(
@@ -145,13 +145,13 @@ async def test_an_answer_that_ends_early_is_not_handed_over(loaded, profile):
         for part in early:
             assert part.end.reason is FinishReason.STOP
             assert part.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
-        assert_at_rest(cluster)
+        await at_rest(cluster)
 
 
 @pytest.mark.parametrize("cut", [150, 330])
 @pytest.mark.parametrize("after", [1, 40])
 async def test_a_cancelled_request_leaves_nothing_behind(loaded, profile, cut, after):
-    async with split_cluster(loaded, profile) as cluster:
+    async with split_cluster(loaded, profile) as (cluster, _):
         seen = []
 
         def leave(made):
@@ -159,7 +159,7 @@ async def test_a_cancelled_request_leaves_nothing_behind(loaded, profile, cut, a
             if len(seen) == after:
                 cluster.frontend.cancel(made.id, FinishReason.CANCELLED)
 
-        end = (await answer(cluster, f"r:{cut}", prompt=300, output=80, on_tokens=leave)).end
+        end = (await answer(cluster, f"r:{cut}", on_tokens=leave, **MIDDLE)).end
         assert end.reason is FinishReason.CANCELLED
         await at_rest(cluster)
 
@@ -171,9 +171,8 @@ async def test_an_instance_is_lost_before_and_after_the_hand_over(
     loaded, profile, cut, after, victim
 ):
     """The second emits everything where the prompt is cut; else the first emits 31 tokens."""
-    async with split_cluster(loaded, profile) as cluster:
-        shape = {"prompt": 300, "output": 80}
-        whole = await answer(cluster, "whole", **shape)
+    async with split_cluster(loaded, profile) as (cluster, _):
+        whole = await answer(cluster, "whole", **MIDDLE)
         seen, names = [], sorted(cluster.loop.scheduler.ledger.instances)
 
         def lose(made):
@@ -181,7 +180,7 @@ async def test_an_instance_is_lost_before_and_after_the_hand_over(
             if len(seen) == after:
                 cluster.transport.kill(names[victim])
 
-        part = await answer(cluster, f"r:{cut}", on_tokens=lose, **shape)
+        part = await answer(cluster, f"r:{cut}", on_tokens=lose, **MIDDLE)
         assert part.tokens == whole.tokens
         assert cluster.loop.losses <= 1
         await at_rest(cluster)

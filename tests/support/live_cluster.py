@@ -19,7 +19,6 @@ from stepserve.core.request import (
     Request,
     ThresholdBounds,
 )
-from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
 from stepserve.live import deploy, families
@@ -95,12 +94,15 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
     )
     executors = []
 
-    class CountedExecutor(DiffusionExecutor):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            executors.append(self)
+    def counted(name):
+        class CountedExecutor(getattr(families, name)):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                executors.append(self)
 
-    with unittest.mock.patch.object(families, "DiffusionExecutor", CountedExecutor):
+        return unittest.mock.patch.object(families, name, CountedExecutor)
+
+    with counted("DiffusionExecutor"), counted("AutoregressiveExecutor"):
         cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner)
         cluster.start()
         try:

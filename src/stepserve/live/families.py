@@ -27,7 +27,7 @@ from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.boosted_steps import HEALING_RATE, BoostedSteps, StepModel
 from stepserve.cost.output_length import ClassMean, Hinted
 from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
-from stepserve.cost.segment_cost import segment_cost
+from stepserve.cost.segment_cost import Elapsed, Link, Occupancy
 from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.causal_profiling import measure_grid
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 BUNDLED = Path(stepserve.engine.bundled.__file__).parent / "model"
 BATCH_PROFILE = "batch_profile.json"
+
+COPY_BYTES_PER_S, COPY_S = 1e9, 0.002
+"""Keys and values from one thread of this process to another: gathered, checked, scattered."""
 
 FORECAST_TOKENS = 64
 """Decoded tokens between forecasts of a causal request: its length is all they foretell."""
@@ -74,7 +77,10 @@ def new_global(header: Header) -> GlobalScheduler:
     cost, profile = _cost(header), header.batches
     if profile is None:
         return assemble_global(header.control, cost)
-    return assemble_global(header.control, cost, segment_cost(header.control.tokens, cost, profile))
+    tokens = header.control.tokens
+    link = Link(profile.line.kv_bytes_per_token, COPY_BYTES_PER_S, COPY_S)
+    segments = {"occupancy": Occupancy, "elapsed": Elapsed}[tokens.cost](cost, tokens, link)
+    return assemble_global(header.control, cost, segments)
 
 
 def new_local(header: Header, spec: InstanceSpec) -> LocalScheduler:
