@@ -205,7 +205,7 @@ def test_held_work_is_looked_at_once_and_again_when_it_changed():
     first = model.asked
     for n in range(100):
         cost.seconds(held, Work(n, 0, 5.0), SPEC)
-        cost.seconds(tuple([*held]), Work(n, 0, 5.0), SPEC)
+        cost.seconds((*held,), Work(n, 0, 5.0), SPEC)
     assert model.asked == first <= 16
     longer = (*held, Work(10, 500, 90.0))
     assert cost.seconds(longer, None, SPEC) > cost.seconds(held, None, SPEC)
