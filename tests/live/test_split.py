@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import unittest.mock
+from typing import ClassVar
 
 import pytest
 import torch
@@ -52,8 +53,8 @@ class CutAt:
 class WatchedExecutor(AutoregressiveExecutor):
     """Compares checksums of what it was sent with those of what it holds then."""
 
-    copies = []
-    damage = frozenset()  # requests whose first chunk is damaged on its way
+    copies: ClassVar[list]
+    damage: ClassVar[frozenset]  # requests whose first chunk is damaged on its way
 
     def import_kv(self, chunk):
         if chunk.request_id in self.damage and not chunk.start:
@@ -72,7 +73,7 @@ async def split_cluster(loaded, profile, damage=(), **options):
     watched = type("Watched", (WatchedExecutor,), {"copies": [], "damage": frozenset(damage)})
     with (
         unittest.mock.patch.object(families, "AutoregressiveExecutor", watched),
-        unittest.mock.patch.object(families, "batch_profile", lambda *_: profile),
+        unittest.mock.patch.object(families, "batch_profile", return_value=profile),
     ):
         config = ServeConfig(**options)
         async with running_cluster(config, loaded=loaded) as cluster:

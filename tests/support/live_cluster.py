@@ -127,3 +127,4 @@ def assert_at_rest(cluster):
         assert instance.pages.free == instance.pages.capacity
         assert not instance.placed
         assert not instance.expected
+        assert not instance.departing
