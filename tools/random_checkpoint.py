@@ -45,7 +45,8 @@ def main() -> int:
         "hidden_act": "silu",
         "bos_token_id": bundled["bos_token_id"],
         "eos_token_id": bundled["eos_token_id"],
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
+        "stepserve": {"suppressed_token_ids": bundled["stepserve"]["suppressed_token_ids"]},
     }
     (args.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     tensors = weights(config, torch.Generator().manual_seed(args.seed))
@@ -67,6 +68,7 @@ def weights(config: dict[str, Any], chance: torch.Generator) -> dict[str, torch.
 
     tensors = {
         "model.embed_tokens.weight": normal(config["vocab_size"], hidden) * hidden**0.5,
+        "lm_head.weight": normal(config["vocab_size"], hidden),
         "model.norm.weight": torch.ones(hidden),
     }
     shapes = {
