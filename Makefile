@@ -29,7 +29,7 @@ benchmarks: $(READY)
 	$(BIN)/python benchmarks/gateway.py
 
 # Short versions of some experiments, tables on the screen: minutes, on two cores.
-QUICK := $(foreach name,headline load-llada-gsm8k ablations bundled two-hours,\
+QUICK := $(foreach name,headline load-llada-gsm8k ablations bundled two-hours hybrid,\
 	$(patsubst experiments/%/config.toml,%,$(wildcard experiments/$(name)/config.toml)))
 
 experiments-quick: $(READY)

@@ -32,7 +32,8 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.gateway.tokenizer import TextTokenizer
-from stepserve.live.deploy import build_app, build_cluster, load, model_folder
+from stepserve.live.deploy import build_app, build_cluster, load
+from stepserve.live.families import model_folder
 from stepserve.metrics.latency import percentile
 
 PROMPT = "Sort up: 5, 3, 8."

@@ -28,8 +28,8 @@ async def submitted(headers=None, trust=True, **body):
 
 async def test_body_targets_in_seconds():
     slo = {"class": "interactive", "e2e_ms": 2500, "tpot_ms": 20, "on_miss": "reject", "weight": 1}
-    request, _ = await submitted(slo=slo)
-    assert (request.slo.e2e_s, request.slo.tpot_s) == (2.5, 0.02)
+    request, _ = await submitted(slo=slo | {"tbt_ms": 50})
+    assert (request.slo.e2e_s, request.slo.tpot_s, request.slo.tbt_s) == (2.5, 0.02, 0.05)
     assert request.slo.ttft_s == 1.0, "the class fills what is missing"
     assert request.slo.on_miss is OnMiss.REJECT
     assert request.deadline_s == 102.5, "on the frontend's clock"
@@ -104,6 +104,7 @@ async def test_header_precedence(trust, body_ms, header_ms, e2e_s):
         ("x-slo-ttft-ms", "300", lambda slo: slo.ttft_s == 0.3),
         ("x-llm-d-slo-ttft-ms", "300", lambda slo: slo.ttft_s == 0.3),
         ("x-llm-d-slo-tpot-ms", "30", lambda slo: slo.tpot_s == 0.03),
+        ("x-slo-tbt-ms", "80", lambda slo: slo.tbt_s == 0.08),
         ("x-request-deadline-unix-ms", "1002000", lambda slo: slo.e2e_s == 2.0),
         ("x-slo-class", "batch", lambda slo: slo.slo_class == "batch"),
         ("x-llm-d-inference-objective", "interactive", lambda slo: slo.e2e_s == 4.0),
@@ -196,6 +197,8 @@ async def test_other_denoising_options():
     assert (options.refresh_blocks, options.block_tokens) == (3, 8)
     assert (options.max_forwards, options.max_steps_per_block) == (9, 4)
     assert options.expected_output_tokens == 7
+    request, _ = await submitted(expected_output_tokens=9)
+    assert (request.expected_output_tokens, request.diffusion.expected_output_tokens) == (9, 9)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from stepserve.core.request import (
 )
 from stepserve.engine.bundled.tasks import sample
 from stepserve.gateway.tokenizer import TextTokenizer
-from stepserve.live.deploy import load, model_folder
+from stepserve.live.deploy import load
+from stepserve.live.families import model_folder
 from support.live_cluster import (
     assert_at_rest,
     collect,

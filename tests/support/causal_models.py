@@ -1,9 +1,15 @@
-"""Tiny random Llama and Qwen2 checkpoints in Hugging Face layout, float32."""
+"""Tiny random Llama and Qwen2 checkpoints in Hugging Face layout, float32; requests for them."""
 
 import json
+import random
 
 import torch
 from safetensors.torch import save_file
+
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload, SamplingParams
+from stepserve.core.request import Family, Request
+from stepserve.engine.causal import AutoregressiveExecutor
 
 VOCAB, EOS, HIDDEN, LAYERS, HEADS, KV_HEADS, MLP = 48, 2, 32, 2, 4, 2, 40
 
@@ -62,3 +68,15 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def make(name="r", prompt=5, output=12, seed=0, **sampling):
+    """A request and its payload: random ids of that seed."""
+    chance = random.Random(seed)
+    ids = tuple(chance.randrange(3, VOCAB) for _ in range(prompt))
+    request = Request(RequestId(name), Family.AUTOREGRESSIVE, "tiny", prompt, output, 0.0)
+    return request, Payload(ids, SamplingParams(seed=seed, **sampling))
+
+
+def engine(loaded, page_tokens=4, page_capacity=400):
+    return AutoregressiveExecutor(loaded, page_tokens=page_tokens, page_capacity=page_capacity)

@@ -73,11 +73,19 @@ class Invariants:
             assert not local.residents.keys() & local.inbound.keys()
             assert set(local.pages._held) == set(self.rows.held.get(name, ()))
             assert len(local.pages) <= instance.spec.max_residents
+            self.check_promises(name, local)
             assert not seen & local.residents.keys(), "a request is resident in one place"
             seen |= local.residents.keys()
             assert (local._running is None) == (not local.residents), "nobody waits in vain"
         gpus = [g for i in self.world.instances.values() for g in _gpus(i.spec.slot)]
         assert len(gpus) == len(set(gpus)), "a GPU belongs to one instance"
+
+    def check_promises(self, name, local):
+        """What an instance holds was promised to it: the two ledgers of pages cannot collide."""
+        instance = self.world.scheduler.ledger.instances.get(name)
+        if instance is not None:
+            for request_id, pages in local.pages._held.items():
+                assert pages <= instance.pages._held.get(request_id, 0)
 
     def check_rest(self):
         world, scheduler = self.world, self.world.scheduler

@@ -19,10 +19,9 @@ from stepserve.core.request import (
     Request,
     ThresholdBounds,
 )
-from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
-from stepserve.live import deploy
+from stepserve.live import deploy, families
 
 VOCABULARY = 64
 
@@ -95,12 +94,15 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
     )
     executors = []
 
-    class CountedExecutor(DiffusionExecutor):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            executors.append(self)
+    def counted(name):
+        class CountedExecutor(getattr(families, name)):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                executors.append(self)
 
-    with unittest.mock.patch.object(deploy, "DiffusionExecutor", CountedExecutor):
+        return unittest.mock.patch.object(families, name, CountedExecutor)
+
+    with counted("DiffusionExecutor"), counted("AutoregressiveExecutor"):
         cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner)
         cluster.start()
         try:
@@ -125,3 +127,4 @@ def assert_at_rest(cluster):
         assert instance.pages.free == instance.pages.capacity
         assert not instance.placed
         assert not instance.expected
+        assert not instance.departing

@@ -10,6 +10,9 @@ from support.toy_world import ToyWorld, make_request, make_slots
 def random_config(seed):
     """Any policy may meet any other. Planners ask often, so that layouts do change."""
     rng = random.Random(f"{seed}/config")
+    queue, lost = rng.choice(
+        [("deadline", "hurry"), ("deadline", "make_way"), ("fcfs", "hurry"), ("fcfs_drop", "hurry")]
+    )
     return ControlConfig(
         placement=rng.choice(["least_loaded", "step_completion"]),
         batching=rng.choice(["all_resident", "latency_budget"]),
@@ -17,8 +20,8 @@ def random_config(seed):
         load_control=rng.choice(["none", "load_caps", "horizon_caps", "marginal_caps"]),
         migration=rng.choice(["none", "recompute_step", "any_step"]),
         planner=rng.choice(["none", "greedy", "greedy"]),
-        queue=rng.choice(["deadline", "fcfs", "fcfs_drop"]),
-        lost=rng.choice(["hurry", "make_way"]),
+        queue=queue,
+        lost=lost,
         refresh=rng.choice(["as_asked", "when_slack"]),
         thresholds=(0.9, 0.7, 0.5),
         queue_limit=rng.choice([5, 20, 1000]),

@@ -121,6 +121,12 @@ def _content_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prompt-tokens", type=int, metavar="N", help="for random; about a word each"
     )
+    group.add_argument(
+        "--long-prompts",
+        type=_long_prompts,
+        metavar="SHARE:TOKENS",
+        help="for random: this share of the requests has prompts of so many tokens",
+    )
     group.add_argument("--max-tokens", type=int, metavar="N", help="output limit of every request")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
     group.add_argument("--ignore-eos", action="store_true", help="always run to the output limit")
@@ -144,6 +150,12 @@ def _deadline_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="MS",
         help="of each request by the expected length of its answer",
+    )
+    group.add_argument(
+        "--tbt-ms",
+        type=float,
+        metavar="MS",
+        help="target between two text events, judged on the 99th percentile of each answer",
     )
     group.add_argument(
         "--base-requests",
@@ -196,6 +208,17 @@ def _burst(text: str) -> tuple[float, float, float]:
     except ValueError:
         raise argparse.ArgumentTypeError("must be three numbers, START:SECONDS:FACTOR") from None
     return start_s, duration_s, factor
+
+
+def _long_prompts(text: str) -> tuple[float, int]:
+    try:
+        share, tokens = text.split(":")
+        found = float(share), int(tokens)
+    except ValueError:
+        raise argparse.ArgumentTypeError("must be SHARE:TOKENS, as 0.2:1500") from None
+    if not 0.0 <= found[0] <= 1.0 or found[1] < 1:
+        raise argparse.ArgumentTypeError("must be a share in [0, 1] and at least 1 token")
+    return found
 
 
 def _json_object(text: str) -> dict[str, Any]:

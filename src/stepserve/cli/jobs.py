@@ -39,18 +39,27 @@ def bundled_jobs(count: int, seed: int, max_tokens: int | None) -> list[Job]:
 
 
 def text_jobs(
-    arrivals: Sequence[Arrival], seed: int, prompt_tokens: int | None, max_tokens: int | None
+    arrivals: Sequence[Arrival],
+    seed: int,
+    prompt_tokens: int | None,
+    max_tokens: int | None,
+    long_prompts: tuple[float, int] | None = None,
 ) -> list[Job]:
     """Readable text of each arrival's length, or of the lengths given where it states none.
+
+    ``long_prompts``: a share of the requests has prompts of so many tokens instead.
 
     Readable, because a diffusion model does not converge on random tokens and would be timed
     at its step cap. Raises FieldError when a length is neither in the arrivals nor given.
     """
     rng = random.Random(seed)
+    share, long_tokens = long_prompts or (0.0, 0)
     words = [word for _ in range(_STATEMENTS) for word in sample(rng).prompt.split(" ")]
     jobs = []
     for arrival in arrivals:
         asked = _length(arrival.prompt_tokens, prompt_tokens, "--prompt-tokens")
+        if share and rng.random() < share:
+            asked = long_tokens
         answer = _length(arrival.output_tokens, max_tokens, "--max-tokens")
         start = rng.randrange(len(words))
         text = (words[start:] + words * (asked // len(words) + 1))[:asked]

@@ -135,16 +135,20 @@ async def measure(config: BenchConfig, plan: Plan, client: Client, stage: Stage)
         with stage(name, len(due_s)) as tick:
             async with watch.watching():
                 records = await open_loop(due_s, sender(bodies, plan.jobs), tick)
-        scored = _score(records, plan.jobs, limits)
+        scored = _score(records, plan.jobs, limits, config.tbt_ms)
         runs[name] = Run(changes, scored, summarise(scored), watch.found())
     return Result(config, model, plan, base, limits, runs)
 
 
 def _score(
-    records: Sequence[Record], jobs: Sequence[Job], limits: Sequence[float | None] | None = None
+    records: Sequence[Record],
+    jobs: Sequence[Job],
+    limits: Sequence[float | None] | None = None,
+    tbt_ms: float | None = None,
 ) -> list[Scored]:
+    tbt_s = None if tbt_ms is None else 1e-3 * tbt_ms
     return [
-        Scored(record, limit, job.correct(record.reply.text))
+        Scored(record, limit, job.correct(record.reply.text), tbt_s)
         for record, job, limit in zip(records, jobs, limits or [None] * len(jobs), strict=True)
     ]
 

@@ -41,6 +41,7 @@ class BenchConfig:
     timeout_s: float = 600.0
     dataset: Literal["bundled", "random"] = "bundled"
     prompt_tokens: int | None = None
+    long_prompts: tuple[float, int] | None = None
     max_tokens: int | None = None
     temperature: float = 0.0
     ignore_eos: bool = False
@@ -48,6 +49,7 @@ class BenchConfig:
     deadline_ms: float | None = None
     slo_multiple: float | None = None
     slo_per_token_ms: float | None = None
+    tbt_ms: float | None = None
     base_requests: int = 8
     slo_mode: Literal["body", "none"] = "body"
     on_miss: str | None = None
@@ -92,8 +94,11 @@ def make_plan(config: BenchConfig) -> Plan:
 
 def _jobs(config: BenchConfig, arrivals: Sequence[Arrival], seed: int) -> list[Job]:
     if config.dataset == "bundled":
+        if config.long_prompts is not None:
+            raise FieldError("--long-prompts", "belongs to --dataset random")
         return bundled_jobs(len(arrivals), seed, config.max_tokens)
-    return text_jobs(arrivals, seed, config.prompt_tokens, config.max_tokens)
+    lengths = config.prompt_tokens, config.max_tokens, config.long_prompts
+    return text_jobs(arrivals, seed, *lengths)
 
 
 def _arrivals(config: BenchConfig) -> tuple[Arrival, ...]:
@@ -171,6 +176,8 @@ def request_fields(config: BenchConfig, job: Job, deadline_s: float | None) -> d
     slo: dict[str, Any] = {}
     if deadline_s is not None:
         slo["e2e_ms"] = round(1e3 * deadline_s, 3)
+    if config.tbt_ms is not None:
+        slo["tbt_ms"] = config.tbt_ms
     if config.on_miss is not None:
         slo["on_miss"] = config.on_miss
     if slo and config.slo_mode == "body":

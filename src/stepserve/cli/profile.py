@@ -3,9 +3,14 @@
 import argparse
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepserve.core.config import ServeConfig
+from stepserve.core.request import Family
 from stepserve.cost.step_table import StepProfile
+
+if TYPE_CHECKING:
+    from stepserve.engine.loader import LoadedModel
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,6 +34,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write it; ``serve --profile OUT`` uses it.
 
+    Of a causal model, batches of prefills and decodes are measured instead of steps.
+
     Degree g is measured as the in-process cluster runs it: one process on g shares of threads.
     """
     import torch
@@ -36,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from stepserve.engine.executor import DiffusionExecutor
     from stepserve.engine.profiling import measure
     from stepserve.live.deploy import load
+    from stepserve.live.families import BATCH_PROFILE
 
     out: Path = vars(args).get("out") or Path(
         "step_profile.json" if args.tp == 1 else f"step_profile_tp{args.tp}.json"
@@ -44,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     config = ServeConfig(model=args.model, device=args.device, dtype=args.dtype)
     loaded = load(config)
     torch.set_num_threads(threads)
+    if loaded.family is Family.AUTOREGRESSIVE:
+        return _batches(loaded, threads, args.repeats, vars(args).get("out") or Path(BATCH_PROFILE))
     executor = DiffusionExecutor(loaded, threads=threads)
     seconds = measure(executor, loaded.default_block_length, args.repeats)
     source = (
@@ -54,5 +64,20 @@ def run(args: argparse.Namespace) -> int:
     print(source)
     for tokens, value in seconds.items():
         print(f"{tokens:6d} tokens {value * 1e3:9.3f} ms {value / tokens * 1e6:8.1f} us/token")
+    print(f"written to {out}")
+    return 0
+
+
+def _batches(loaded: "LoadedModel", threads: int, repeats: int, out: Path) -> int:
+    from stepserve.engine import causal_profiling as grid
+    from stepserve.live.families import batch_profile
+
+    axes = grid.PREFILL_TOKENS, grid.CONTEXT_TOKENS, grid.DECODES
+    profile = batch_profile(loaded, threads, *axes, repeats=repeats)
+    print(profile.source)
+    for mix, seconds in profile.steps:
+        what = f"{mix.prefill_tokens:5d} prefilled, {mix.decodes:3d} decoded"
+        print(f"{what}, {mix.decode_context:6d} context tokens {seconds * 1e3:9.3f} ms")
+    profile.save(out)
     print(f"written to {out}")
     return 0

@@ -68,9 +68,10 @@ class Summary:
 
     Latencies are of completed requests and count from the time a request was due.
     Formulas are those of ``stepserve.metrics``: ``text_gap_s`` pools the times between text
-    events (TBT), ``token_gap_s`` the same shared out over tokens, ``tpot_s`` is amortised over
-    the tokens of each request. Goodput counts what met its deadline (everything completed,
-    without one). ``threshold_mean`` weighs the server's mean of each request by its tokens.
+    events (TBT), ``text_gaps_in_time`` is the share of them within ``--tbt-ms``;
+    ``token_gap_s`` is the same shared out over tokens, ``tpot_s`` amortised over the tokens of
+    each request. Goodput counts what met its deadline (everything completed, without one).
+    ``threshold_mean`` weighs the server's mean of each request by its tokens.
     """
 
     requests: int
@@ -82,6 +83,7 @@ class Summary:
     ttft_s: Spread | None
     e2e_s: Spread | None
     text_gap_s: Spread | None
+    text_gaps_in_time: float | None
     token_gap_s: Spread | None
     tpot_s: Spread | None
     goodput_requests_per_s: float
@@ -99,6 +101,7 @@ class Scored:
     record: Record
     deadline_s: float | None
     correct: bool | None
+    tbt_s: float | None = None
 
     @property
     def completed(self) -> bool:
@@ -112,8 +115,8 @@ class Scored:
 
     @property
     def served(self) -> slo.Served:
-        """The deadline and the answer in the terms of ``stepserve.metrics``."""
-        return SLO(e2e_s=self.deadline_s), self.trace
+        """The targets and the answer in the terms of ``stepserve.metrics``."""
+        return SLO(e2e_s=self.deadline_s, tbt_s=self.tbt_s), self.trace
 
     @property
     def trace(self) -> AnswerTrace:
@@ -149,11 +152,12 @@ def summarise(scored: Sequence[Scored]) -> Summary:
         failed=outcomes[Outcome.FAILED],
         duration_s=duration_s,
         slo_attainment=slo.attainment(served)
-        if any(s.deadline_s is not None for s in scored)
+        if any(s.deadline_s is not None or s.tbt_s is not None for s in scored)
         else None,
         ttft_s=Spread.of(s for t in traces if (s := latency.ttft_s(t)) is not None),
         e2e_s=Spread.of(map(latency.e2e_s, traces)),
         text_gap_s=Spread.of(gap for t in traces for gap in latency.tbt_s(t)),
+        text_gaps_in_time=_gaps_in_time(done),
         token_gap_s=Spread.of(
             gap for d in done if running(d) for gap in latency.token_gaps_s(d.trace)
         ),
@@ -165,6 +169,12 @@ def summarise(scored: Sequence[Scored]) -> Summary:
         forwards_mean=_mean(reply.dlm.get("forwards") for reply in replies),
         client_lag_p99_s=lag.p99 if lag else 0.0,
     )
+
+
+def _gaps_in_time(done: Sequence[Scored]) -> float | None:
+    """Share of the times between text events, pooled, that keep the target between them."""
+    kept = [gap <= s.tbt_s for s in done if s.tbt_s for gap in latency.tbt_s(s.trace)]
+    return fmean(kept) if kept else None
 
 
 def running(scored: Scored) -> bool:
@@ -274,6 +284,7 @@ _SERVER: dict[str, Callable[[ServerSide], str]] = {
 _DELIVERED: _Columns = {
     "done / rejected\n/ failed": lambda s: f"{s.completed} / {s.rejected} / {s.failed}",
     "SLO met\n%": lambda s: _percent(s.slo_attainment),
+    "gaps in\ntime %": lambda s: _percent(s.text_gaps_in_time),
     "goodput\nreq/s": lambda s: three_digits(s.goodput_requests_per_s),
     "goodput\ntok/s": lambda s: three_digits(s.goodput_tokens_per_s),
     "client lag\nms p99": lambda s: three_digits(1e3 * s.client_lag_p99_s),

@@ -13,16 +13,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from stepserve.cli import simulate_tokens
 from stepserve.core.actions import Action
 from stepserve.core.errors import FieldError
 from stepserve.core.events import Event
 from stepserve.core.instance import InstanceSpec
+from stepserve.core.request import Family
 from stepserve.cost.boosted_steps import StepModel
 from stepserve.cost.step_log import StepLog
 from stepserve.live.event_log import EventLog, Header
 from stepserve.live.recording import Handled
 from stepserve.sim import traced
-from stepserve.sim.config import Experiment, read
+from stepserve.sim.config import Experiment, from_tables, read_table
 from stepserve.sim.results import save
 from stepserve.sim.run import (
     Load,
@@ -75,7 +77,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Run all points of the experiment and write what came of them."""
-    experiment = read(args.config, SYSTEMS, quick=args.quick)
+    table = read_table(args.config, quick=args.quick)
+    if table.get("family") == Family.AUTOREGRESSIVE:
+        return simulate_tokens.run(args, table, _command(args), _commit())
+    experiment = from_tables(table, SYSTEMS)
     if args.seed:
         setting = replace(experiment.setting, seeds=tuple(args.seed))
         experiment = replace(experiment, setting=setting)

@@ -15,6 +15,7 @@ from stepserve.core.protocols import (
     MigrationPolicy,
     PlacementPolicy,
     RefreshPolicy,
+    SegmentCost,
     StepProgram,
     ThresholdPolicy,
 )
@@ -29,7 +30,9 @@ from .load_control import LoadControl
 from .local_scheduler import LocalScheduler
 from .placement.faster_elsewhere import FasterElsewhere
 from .placement.least_loaded import LeastLoaded
+from .placement.roles import Disaggregated
 from .placement.step_completion import StepCompletion
+from .placement.tandem_split import TandemSplit
 from .programs.autoregressive import AutoregressiveProgram
 from .programs.diffusion import DiffusionProgram
 from .refresh.when_slack import WhenSlack
@@ -44,17 +47,20 @@ from .threshold.schedule_fit import ScheduleFit
 from .threshold.unless_lost import UnlessLost
 
 
-def assemble_global(config: ControlConfig, cost: CostModel) -> GlobalScheduler:
-    """The cluster's scheduler. Raises FieldError for an unknown policy name.
+def assemble_global(
+    config: ControlConfig, cost: CostModel, segment_cost: SegmentCost | None = None
+) -> GlobalScheduler:
+    """The cluster's scheduler; ``tandem_split`` placement needs ``segment_cost``.
 
     Of causal models there are no thresholds to choose, so none to bound, and nothing to refresh;
     a request moves where its placement says: such policies of the configuration have no effect.
+    Raises FieldError for an unknown policy name.
     """
     config, program = _for_family(config)
     return GlobalScheduler(
         config,
         program,
-        _placement(config, program, cost),
+        _placement(config, program, cost, segment_cost),
         _migration(config, program, cost),
         LoadControl(_caps(config, cost), program, cost, config.caps_every_s),
         cost,
@@ -88,13 +94,22 @@ def _for_family(
     return config, AutoregressiveProgram(config.tokens.chunk_tokens)
 
 
-def _placement(config: ControlConfig, program: StepProgram, cost: CostModel) -> PlacementPolicy:
+def _placement(
+    config: ControlConfig, program: StepProgram, cost: CostModel, segment_cost: SegmentCost | None
+) -> PlacementPolicy:
     match config.placement:
         case "least_loaded":
             return LeastLoaded()
         case "step_completion":
             return StepCompletion(cost, program.full_tokens)
-    raise _unknown("placement", config.placement, "least_loaded, step_completion")
+        case "tandem_split":
+            if segment_cost is None:
+                raise FieldError("control.placement", "tandem_split needs a segment cost")
+            return TandemSplit(segment_cost, config.tokens)
+        case "disaggregated":
+            return Disaggregated(config.tokens.prefill_instances, config.tokens.bypass_tokens)
+    known = "least_loaded, step_completion, tandem_split, disaggregated"
+    raise _unknown("placement", config.placement, known)
 
 
 def _migration(

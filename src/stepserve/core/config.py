@@ -183,6 +183,8 @@ class ControlConfig:
         _check(self.family in list(Family), "control.family", f"must be one of {families}")
         known = self.queue in ("deadline", "fcfs", "fcfs_drop")
         _check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
+        in_order = self.lost != "make_way" or self.queue == "deadline"
+        _check(in_order, "control.lost", "make_way needs queue = deadline: it is an order")
         for threshold in self.thresholds:
             _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
 
@@ -274,9 +276,9 @@ def _convert(value: Any, default: Any, path: str) -> Any:
         }
         return {**default, **given}
     if isinstance(default, tuple):
-        number = type(default[0])
-        kinds = (int, float) if number is float else int
-        return tuple(number(_expect(v, kinds, path)) for v in _expect(value, list, path))
+        item = type(default[0]) if default else float
+        kinds = (int, float) if item is float else item
+        return tuple(item(_expect(v, kinds, path)) for v in _expect(value, list, path))
     if isinstance(default, bool) or default is None:
         return _expect(value, bool if isinstance(default, bool) else (int, float), path)
     if isinstance(default, float):

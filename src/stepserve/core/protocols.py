@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
@@ -278,6 +278,7 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
 class KvPages(Protocol):
     """An executor whose requests can move with their keys and values."""
 

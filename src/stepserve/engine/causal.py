@@ -8,23 +8,28 @@ the token before, or the end of a text computed anew after a loss.
 import math
 from collections.abc import Mapping
 
-from stepserve.core.errors import CapacityError, FieldError
-from stepserve.core.payload import Payload, SettledToken
+from torch import Tensor
+
+from stepserve.core.errors import CapacityError, FieldError, StepserveError
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import KvChunk, Payload, SettledToken
 from stepserve.core.request import Family, Progress, Request
 from stepserve.core.step import Step, StepKind, StepOutcome
 from stepserve.engine.attention import PackedAttention
 from stepserve.engine.causal_inputs import CausalRow, Chunk, pack_causal
+from stepserve.engine.kv_pages import checksums
 from stepserve.engine.packed_executor import PackedExecutor, RowResult, failed
 from stepserve.engine.sampling import Answers
 from stepserve.engine.sequence import TokenSequence
 
 
 class AutoregressiveExecutor(PackedExecutor[CausalRow, Chunk]):
-    """Runs prefill and decode steps of a causal model; implements ``core.protocols.Executor``.
+    """Runs prefill and decode steps of a causal model.
 
-    ``Progress.settled`` of its requests counts inputs executed here, ``emitted`` the output
-    tokens sampled. Pages are taken as steps need them: how far a request will come on this
-    instance is the scheduler's knowledge, which has reserved for it.
+    Implements ``Executor`` and ``KvPages`` of ``core.protocols``. ``Progress.settled`` of its
+    requests counts inputs whose keys and values are here, ``emitted`` the output tokens
+    sampled. Pages are taken as steps and imports need them: how far a request will come on
+    this instance is the scheduler's knowledge, which has reserved for it.
     """
 
     FAMILY = Family.AUTOREGRESSIVE
@@ -38,10 +43,12 @@ class AutoregressiveExecutor(PackedExecutor[CausalRow, Chunk]):
     ) -> None:
         """Hold a request, of which nothing is executed here yet (whatever ``progress`` says).
 
-        ``settled`` maps output offsets to token ids already emitted. Raises FieldError for a
-        request that the model cannot run.
+        ``settled`` maps output offsets to token ids already emitted. Until its first step here
+        a request may be added again, with more of them, when it is handed over; what has been
+        imported stays. Raises FieldError for a request that the model cannot run.
         """
-        self._check(request, payload, settled)
+        row = self._rows.get(request.id)
+        self._check(request, payload, settled, again=row is not None and not row.started)
         sequence = TokenSequence(
             payload.prompt_ids,
             payload.sampling,
@@ -56,7 +63,57 @@ class AutoregressiveExecutor(PackedExecutor[CausalRow, Chunk]):
                 f"prompt and output take {length} positions, "
                 f"the model has {self.config.max_positions}",
             )
-        self._rows[request.id] = CausalRow(request, sequence, self._pool.slots([], 0))
+        if row is None:
+            self._rows[request.id] = CausalRow(request, sequence, self._pool.slots([], 0))
+        else:
+            row.sequence = sequence
+
+    def export_kv(self, request_id: RequestId, epoch: int, start: int, stop: int) -> KvChunk:
+        """A copy of positions ``[start, stop)`` in host memory, and its checksum per page.
+
+        ``data`` is a contiguous tensor ``[layers, n, 2, kv_heads, head_dim]``. Called between
+        batches, so it never has keys and values of a running step. Raises StepserveError for
+        positions that are not computed.
+        """
+        row = self._rows.get(request_id)
+        if row is None or not 0 <= start < stop <= row.held:
+            held = 0 if row is None else row.held
+            raise StepserveError(f"{request_id}: inputs {start} to {stop} of {held} asked")
+        kv = self._pool.kv.index_select(1, row.slots[start:stop]).cpu()
+        sums = checksums(kv, start, self._pool.page_tokens)
+        return KvChunk(request_id, epoch, start, stop, sums, kv)
+
+    def import_kv(self, chunk: KvChunk) -> bool:
+        """Write a chunk, in any order, into pages of a request that has run no step here.
+
+        The request goes on as if it had executed the inputs itself, up to the first gap. False,
+        and nothing is written, for a chunk that is damaged or of another layout (page size,
+        model, dtype), of a request that is not held or has started, and without free pages.
+        Which hand-over a chunk belongs to is the caller's to check, by its epoch.
+        """
+        row, kv = self._rows.get(chunk.request_id), chunk.data
+        if row is None or row.started or not isinstance(kv, Tensor):
+            return False
+        longest = row.request.prompt_tokens + row.request.max_output_tokens
+        layers, _, *rest = self._pool.kv.shape
+        if (
+            not 0 <= chunk.start < chunk.stop <= longest
+            or kv.shape != (layers, chunk.stop - chunk.start, *rest)
+            or kv.dtype != self._dtype
+            or checksums(kv, chunk.start, self._pool.page_tokens) != chunk.checksums
+        ):
+            return False
+        try:
+            self._grow(row, chunk.stop)
+        except CapacityError:
+            return False
+        slots = row.slots[chunk.start : chunk.stop]
+        self._pool.kv.index_copy_(1, slots, kv.to(self._device))
+        row.landed.append((chunk.start, chunk.stop))
+        for start, stop in sorted(row.landed):
+            if start <= row.held:
+                row.held = max(row.held, stop)
+        return True
 
     def _plan(self, step: Step) -> Chunk | StepOutcome:
         row = self._rows.get(step.request_id)
@@ -68,6 +125,8 @@ class AutoregressiveExecutor(PackedExecutor[CausalRow, Chunk]):
             return failed(step.request_id, f"an autoregressive request has no {step.kind} steps")
         span = range(step.context_tokens - step.query_tokens, step.context_tokens)
         known = len(row.sequence)
+        if not row.started:
+            row.held = min(row.held, span.start)  # what the scheduler did not hear of landing
         if not span or span.start != row.held or span.stop > known:
             return failed(
                 step.request_id,
@@ -97,7 +156,7 @@ class AutoregressiveExecutor(PackedExecutor[CausalRow, Chunk]):
         results: list[RowResult] = []
         asked = 0
         for chunk in works:
-            chunk.row.held = chunk.span.stop
+            chunk.row.held, chunk.row.started = chunk.span.stop, True
             if chunk.samples:
                 results.append(_emit(chunk, answers, asked))
                 asked += 1

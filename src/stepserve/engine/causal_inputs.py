@@ -18,8 +18,9 @@ from stepserve.engine.sequence import TokenSequence
 class CausalRow:
     """What the executor holds of one request.
 
-    ``held``: inputs whose keys and values lie in ``pages``. ``slots`` int64: of each position
-    that the pages have room for.
+    ``held``: inputs whose keys and values lie in ``pages``, without a gap. ``slots`` int64: of
+    each position that the pages have room for. ``landed``: ranges computed elsewhere.
+    ``started``: a step has run here.
     """
 
     request: Request
@@ -27,6 +28,8 @@ class CausalRow:
     slots: Tensor
     pages: list[int] = field(default_factory=list)
     held: int = 0
+    landed: list[tuple[int, int]] = field(default_factory=list)
+    started: bool = False
 
 
 @dataclass(slots=True)

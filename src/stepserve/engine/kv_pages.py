@@ -1,5 +1,8 @@
 """The pool of key/value pages of one instance. A page belongs to one request or to nobody."""
 
+import zlib
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -60,3 +63,23 @@ class PagePool:
         first = torch.tensor(pages, device=self.kv.device)[:, None] * self.page_tokens
         within = torch.arange(self.page_tokens, device=self.kv.device)
         return (first + within).flatten()[:tokens]
+
+
+def checksums(kv: Tensor, start: int, page_tokens: int) -> tuple[int, ...]:
+    """CRC-32 of what each page holds of ``kv``: the positions from ``start`` on.
+
+    ``kv`` is ``[layers, n, 2, kv_heads, head_dim]``; the layers of a page follow each other.
+    The position is the initial value, so pages that change places show as well.
+    """
+    layers, tokens = kv.shape[:2]
+    rows = kv.cpu().contiguous().view(layers, -1).view(torch.uint8).numpy()
+    token_bytes = rows.shape[1] // tokens
+    edges = [*range(-(start % page_tokens), tokens, page_tokens), tokens]
+    edges[0] = 0
+    sums = []
+    for begin, end in pairwise(edges):
+        crc = start + begin
+        for layer in rows:
+            crc = zlib.crc32(layer[begin * token_bytes : end * token_bytes], crc)
+        sums.append(crc)
+    return tuple(sums)

@@ -82,8 +82,10 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         """Pages that held requests own; 0 when nothing is held."""
         return self._pool.used
 
-    def _check(self, request: Request, payload: Payload, settled: Mapping[int, int]) -> None:
-        if request.id in self._rows:
+    def _check(
+        self, request: Request, payload: Payload, settled: Mapping[int, int], again: bool = False
+    ) -> None:
+        if request.id in self._rows and not again:
             raise StepserveError(f"request {request.id} is already held")
         vocab = range(self.config.vocab_size)
         if not payload.prompt_ids:

@@ -66,6 +66,7 @@ class SLOFields(_Closed):
     ttlt_ms: Positive | None = None
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
+    tbt_ms: Positive | None = None
     deadline_unix_ms: Positive | None = None
     on_miss: Literal["degrade", "best_effort", "reject"] | None = None
     weight: Positive | None = None
@@ -115,6 +116,7 @@ class GenerationRequest(_Open):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    expected_output_tokens: Count | None = None
     slo: SLOFields | None = None
     dlm: DLMFields | None = None
     reasoning_effort: Literal["instant", "low", "medium", "high"] | None = None

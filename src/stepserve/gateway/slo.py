@@ -17,6 +17,7 @@ from stepserve.gateway.schemas import SLOFields
 _E2E = ("x-slo-e2e-ms",)
 _TTFT = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms")
 _TPOT = ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
+_TBT = ("x-slo-tbt-ms",)
 _CLASS = ("x-slo-class", "x-llm-d-inference-objective")
 _DEADLINE = ("x-request-deadline-unix-ms",)
 # Understood by others, without a meaning here: counted so that their senders can be found.
@@ -68,6 +69,7 @@ class SLOReader:
             e2e_s = left_s if e2e_s is None else min(e2e_s, left_s)
         ttft_s = _seconds(self._target(fields.ttft_ms, headers, _TTFT))
         tpot_s = _seconds(self._target(fields.tpot_ms, headers, _TPOT))
+        tbt_s = _seconds(self._target(fields.tbt_ms, headers, _TBT))
         e2e_s = defaults.e2e_s if e2e_s is None else e2e_s
         on_miss = OnMiss(fields.on_miss or OnMiss.DEGRADE)
         if on_miss is OnMiss.REJECT and e2e_s is None:
@@ -77,6 +79,7 @@ class SLOReader:
             e2e_s=e2e_s,
             ttft_s=defaults.ttft_s if ttft_s is None else ttft_s,
             tpot_s=defaults.tpot_s if tpot_s is None else tpot_s,
+            tbt_s=defaults.tbt_s if tbt_s is None else tbt_s,
             on_miss=on_miss,
             weight=min(fields.weight or defaults.weight, defaults.weight),
         )

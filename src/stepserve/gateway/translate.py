@@ -139,6 +139,7 @@ class Translator:
                     arrival_s=arrival_s,
                     slo=slo,
                     diffusion=diffusion,
+                    expected_output_tokens=body.expected_output_tokens,
                 )
                 payload = Payload(prompt.ids, _sampling_of(sampling, sample))
                 samples.append(Sample(index, request, payload, rules, sample == 0, prompt.text))
@@ -243,6 +244,12 @@ class Translator:
         cache = _CACHE.get(fields.cache or "auto", self.card.default_cache)
         if cache is CacheMode.NONE and fields.cache_refresh_interval is not None:
             raise FieldError("dlm.cache_refresh_interval", "needs dlm.cache to be approximate")
+        expected = one_of(
+            {
+                "dlm.expected_output_tokens": fields.expected_output_tokens,
+                "expected_output_tokens": body.expected_output_tokens,
+            }
+        )
         return DiffusionOptions(
             thresholds=self._thresholds(body, fields, threshold),
             block_tokens=self._block_length(fields),
@@ -251,7 +258,7 @@ class Translator:
             refresh_scope=_refresh_scope(fields, cache, self.card.default_refresh_scope),
             max_steps_per_block=max_steps,
             max_forwards=max_forwards,
-            expected_output_tokens=fields.expected_output_tokens,
+            expected_output_tokens=expected,
         )
 
     def _thresholds(

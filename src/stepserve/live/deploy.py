@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -18,20 +17,13 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
-import stepserve.engine.bundled
-from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.control.reconfigure import slot_id
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import Planner, Slot
-from stepserve.core.protocols import StepPredictor
-from stepserve.core.request import CacheMode, Family, RefreshScope
-from stepserve.cost.boosted_steps import HEALING_RATE, BoostedSteps, StepModel
-from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
+from stepserve.core.request import CacheMode, RefreshScope
 from stepserve.cost.step_log import StepLog
-from stepserve.cost.step_table import StepProfile, StepTable
-from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel, load_model
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
@@ -41,7 +33,8 @@ from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
 from stepserve.planning.assemble import make_planner
 
 from .counters import Counters
-from .event_log import EventLog, Header
+from .event_log import EventLog
+from .families import model_folder, new_global, new_local, parts
 from .frontend import LiveFrontend
 from .instance import Instance
 from .loop import ControlLoop
@@ -51,16 +44,7 @@ from .transport_local import LocalTransport
 
 logger = logging.getLogger(__name__)
 
-BUNDLED = Path(stepserve.engine.bundled.__file__).parent / "model"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def model_folder(name: str) -> Path:
-    """The folder of a model: ``bundled``, or a path to a Hugging Face checkpoint."""
-    folder = BUNDLED if name == "bundled" else Path(name)
-    if not (folder / "config.json").is_file():
-        raise FieldError("model", f"no config.json in {folder}; give 'bundled' or a model folder")
-    return folder
 
 
 def load(config: ServeConfig) -> LoadedModel:
@@ -80,57 +64,6 @@ def cores_per_instance(config: ServeConfig) -> int:
     if config.threads_per_instance:
         return config.threads_per_instance
     return max(1, len(os.sched_getaffinity(0)) // config.instances)
-
-
-def step_profiles(config: ServeConfig) -> dict[int, StepProfile]:
-    """The step-time table of every tensor-parallel degree that instances may have.
-
-    That of degree 1 is the configured one, else the one in the model's folder; that of degree
-    2, 3, ... is beside it: ``step_profile_tp2.json``. Raises FieldError for a missing one.
-    """
-    first = Path(config.profile or model_folder(config.model) / "step_profile.json")
-    return {degree: _step_profile(config, first, degree) for degree in tp_degrees(config)}
-
-
-def _step_profile(config: ServeConfig, first: Path, degree: int) -> StepProfile:
-    path = first if degree == 1 else first.with_name(f"{first.stem}_tp{degree}.json")
-    if path.is_file():
-        return StepProfile.load(path)
-    options = f"--model {config.model} --device {config.device} --tp {degree}"
-    how = f"no file {path}; make one with: stepserve profile {options} --out {path}"
-    if degree == 1:
-        raise FieldError("profile", how)
-    raise FieldError("control.tp_degrees", f"nothing says how fast degree {degree} is: {how}")
-
-
-def tp_degrees(config: ServeConfig) -> tuple[int, ...]:
-    """Degrees that instances may have: with a planner, those configured that fit.
-
-    Raises FieldError if the planner could not begin with instances of degree 1, or on a device
-    where an instance cannot be given more threads.
-    """
-    control = config.control
-    if control.planner == "none":
-        return (1,)
-    if torch.device(config.device).type != "cpu":
-        raise FieldError("control.planner", f"cannot split {config.device!r}; only cpu threads")
-    degrees = tuple(degree for degree in control.tp_degrees if degree <= config.instances)
-    if 1 not in degrees:
-        raise FieldError("control.tp_degrees", "needs 1: every instance begins with one share")
-    return degrees
-
-
-def step_predictor(config: ServeConfig) -> StepPredictor:
-    """The trained predictor of the model's folder, else mean yields (measured, or published).
-
-    Raises FieldError if the trained one is asked for and there is none.
-    """
-    folder = model_folder(config.model)
-    trained = folder / "step_predictor.txt"
-    if config.predictor == "boosted" or (config.predictor == "auto" and trained.is_file()):
-        return BoostedSteps(StepModel.load(trained), HEALING_RATE)
-    path = folder / "yields.json"
-    return MeanYield(Yields.load(path) if path.is_file() else PUBLISHED)
 
 
 @dataclass(frozen=True)
@@ -190,22 +123,22 @@ def build_cluster(
     """Assemble schedulers, executors and transport around a loaded model.
 
     In-process instances share the model's weights; each has its own pages and its own
-    scheduler, with its own copy of the step-time tables to correct. An instance of degree g
-    has g shares of the CPU threads. ``planner`` replaces the configured one.
+    scheduler. An instance of degree g has g shares of the CPU threads. ``planner`` replaces the
+    configured one.
     """
-    control = dataclasses.replace(config.control, tp_degrees=tp_degrees(config))
-    profiles = step_profiles(config)
-    planner = planner or make_planner(control)
-    scheduler = assemble_global(control, StepTable(profiles))
+    family = parts(config, loaded)
+    header = family.header
+    planner = planner or make_planner(header.control)
+    scheduler = new_global(header)
     specs = tuple(_first_spec(config, index) for index in range(config.instances))
-    assemble_local(control, specs[0], StepTable(profiles))  # refuses unknown policies now
+    new_local(header, specs[0])  # refuses unknown policies now
     log = StepLog(Path(config.log_steps)) if config.log_steps else None
-    predictor = SharedPredictor(step_predictor(config), log)
+    predictor = SharedPredictor(family.predictor, log)
     counters = Counters()
     listeners = [*listeners, counters.note]
     logs: list[EventLog | SharedPredictor] = [predictor]
     if config.events:
-        events = EventLog(Path(config.events), Header(control, profiles))
+        events = EventLog(Path(config.events), header)
         listeners.append(events.note)
         logs.append(events)
     threads = cores_per_instance(config)
@@ -213,13 +146,7 @@ def build_cluster(
     def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
         share = threads * spec.tp_degree
         torch.set_num_threads(share)
-        executor = DiffusionExecutor(
-            loaded,
-            page_tokens=spec.page_tokens,
-            page_capacity=spec.page_capacity,
-            threads=share,
-        )
-        local = assemble_local(control, spec, StepTable(profiles))
+        local, executor = new_local(header, spec), family.executor(spec, share)
         return Instance(local, executor, predictor, time.monotonic, incarnation, listeners)
 
     loop = ControlLoop(scheduler, predictor, time.monotonic, planner, listeners)
@@ -245,10 +172,10 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
     """The gateway over a cluster."""
     card = ModelCard(
         id=loaded.name,
-        family=Family.DIFFUSION,
+        family=loaded.family,
         context_tokens=min(loaded.config.max_positions, config.kv_pages * config.page_tokens),
         vocab_size=loaded.config.vocab_size,
-        eos_token_ids=frozenset({loaded.config.eos_token_id}),
+        eos_token_ids=frozenset(loaded.config.eos_token_ids),
         default_max_tokens=loaded.default_max_tokens,
         block_lengths=loaded.block_lengths,
         default_block_length=loaded.default_block_length,

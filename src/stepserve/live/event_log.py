@@ -22,12 +22,13 @@ from stepserve.core.errors import FieldError
 from stepserve.core.events import Event
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
+from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.step_table import StepProfile
 
 from .codec import codec
 from .recording import Handled
 
-FORMAT = "stepserve event log 2"
+FORMAT = "stepserve event log 3"
 
 Scheduler = tuple[InstanceId | None, int]
 """Instance and incarnation of a local scheduler; ``(None, 0)``: the global one."""
@@ -35,10 +36,14 @@ Scheduler = tuple[InstanceId | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What fresh schedulers are built from. ``profiles`` by tensor-parallel degree."""
+    """What fresh schedulers are built from: see ``families``.
+
+    Step-time ``profiles`` are by tensor-parallel degree; causal models have ``batches`` instead.
+    """
 
     control: ControlConfig
     profiles: Mapping[int, StepProfile]
+    batches: BatchProfile | None = None
     format: str = ""
 
 

@@ -4,6 +4,7 @@ No threads and no queues here: a transport calls ``receive`` and ``run_batch`` f
 it hosts the instance (a thread, an actor).
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +12,28 @@ from collections.abc import Callable, Sequence
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import (
     FreeState,
+    Later,
     LoadState,
     LocalAction,
     Predict,
+    PushChunk,
     Report,
     RunBatch,
+    Tell,
 )
-from stepserve.core.events import BatchDone, GlobalEvent, LocalEvent, Predicted
-from stepserve.core.ids import RequestId
-from stepserve.core.protocols import BatchResult, Executor, StepPredictor
+from stepserve.core.events import (
+    BatchDone,
+    ChunkLanded,
+    GlobalEvent,
+    HandedOff,
+    LocalEvent,
+    Predicted,
+    SegmentPlaced,
+    TimedOut,
+)
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.payload import KvChunk
+from stepserve.core.protocols import BatchResult, Executor, KvPages, StepPredictor
 from stepserve.core.step import Batch, StepOutcome
 
 from .messages import Delivery, InstanceOutput, StepRecord
@@ -49,9 +63,12 @@ class Instance:
         self._batch: Batch | None = None
         self._composed_s = 0.0
         self._epochs: dict[RequestId, int] = {}
+        self._handed: dict[RequestId, Delivery] = {}  # tokens of what is about to begin here
         self._refused: dict[RequestId, str] = {}  # what the executor would not hold, and why
         self._steps: list[StepRecord] = []
         self._events: list[GlobalEvent] = []
+        self._peers: list[tuple[InstanceId, Delivery]] = []
+        self._later: list[tuple[float, TimedOut]] = []
 
     @property
     def has_batch(self) -> bool:
@@ -60,8 +77,27 @@ class Instance:
 
     def receive(self, delivery: Delivery) -> InstanceOutput:
         """Take a delivered event; returns what is to be told to the control loop."""
-        self._handle(delivery.event, delivery)
+        event = delivery.event
+        if isinstance(event, ChunkLanded):
+            assert delivery.chunk is not None, "the copy comes along"
+            event = dataclasses.replace(event, intact=self._import(delivery.chunk))
+        elif isinstance(event, HandedOff) and self._holds(event):
+            self._handed[event.request_id] = delivery
+        self._handle(event, delivery)
         return self._flush()
+
+    def _import(self, chunk: KvChunk) -> bool:
+        """Whether keys and values that were pushed here are good, and are kept."""
+        return self._holds(chunk) and self._kv().import_kv(chunk)
+
+    def _holds(self, of: KvChunk | HandedOff) -> bool:
+        """Whether the hand-over is still of interest; if not, the scheduler ignores it as well."""
+        return self._epochs.get(of.request_id) == of.epoch
+
+    def _kv(self) -> KvPages:
+        executor = self._executor
+        assert isinstance(executor, KvPages), "hand-overs are placed on executors that can"
+        return executor
 
     def run_batch(self) -> InstanceOutput:
         """Run the waiting batch and settle it; the next batch may then be waiting.
@@ -117,6 +153,7 @@ class Instance:
     def _carry_out(self, action: LocalAction, delivery: Delivery | None) -> None:
         match action:
             case LoadState():
+                delivery = self._handed.pop(action.request.id, delivery)
                 assert delivery is not None, "state is loaded when a segment is delivered"
                 self._load(action, delivery)
             case RunBatch():
@@ -125,6 +162,7 @@ class Instance:
             case FreeState():
                 self._executor.remove(action.request_id)
                 self._epochs.pop(action.request_id, None)
+                self._handed.pop(action.request_id, None)
                 self._refused.pop(action.request_id, None)
             case Predict():
                 forecast = self._predictor.remaining_steps(
@@ -133,12 +171,20 @@ class Instance:
                 self._handle(Predicted(action.request.id, forecast), None)
             case Report():
                 self._events.append(action.event)
+            case Tell():
+                self._peers.append((action.to, Delivery(action.event)))
+            case PushChunk(to, request_id, epoch, start, stop):
+                chunk = self._kv().export_kv(request_id, epoch, start, stop)
+                landed = ChunkLanded(request_id, epoch, start, stop)
+                self._peers.append((to, Delivery(landed, chunk=chunk)))
+            case Later():
+                self._later.append((action.after_s, action.event))
 
     def _load(self, action: LoadState, delivery: Delivery) -> None:
         """A request that cannot be loaded fails by itself, at its first step."""
-        resident = self.scheduler.residents[action.request.id]
-        self._epochs[action.request.id] = resident.segment.epoch
-        assert delivery.payload is not None, "a placed segment brings its payload"
+        if isinstance(delivery.event, SegmentPlaced):
+            self._epochs[action.request.id] = delivery.event.segment.epoch
+        assert delivery.payload is not None, "a segment that begins brings its payload"
         try:
             self._executor.add(action.request, delivery.payload, action.progress, delivery.settled)
         except Exception as error:  # one request that cannot be held harms nobody else
@@ -147,8 +193,13 @@ class Instance:
 
     def _flush(self) -> InstanceOutput:
         output = InstanceOutput(
-            self.scheduler.spec.id, self._incarnation, tuple(self._steps), tuple(self._events)
+            self.scheduler.spec.id,
+            self._incarnation,
+            tuple(self._steps),
+            tuple(self._events),
+            tuple(self._peers),
+            tuple(self._later),
         )
-        self._steps.clear()
-        self._events.clear()
+        for said in (self._steps, self._events, self._peers, self._later):
+            said.clear()
         return output

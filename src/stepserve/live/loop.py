@@ -27,6 +27,7 @@ from stepserve.core.actions import (
 from stepserve.core.errors import StepserveError
 from stepserve.core.events import (
     GlobalEvent,
+    HandedOff,
     InstanceLost,
     InstanceUp,
     PlanSolved,
@@ -35,6 +36,7 @@ from stepserve.core.events import (
     RequestCancelled,
     SegmentEnded,
     SegmentPlaced,
+    TimedOut,
 )
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.payload import Payload
@@ -143,7 +145,7 @@ class ControlLoop:
 
     def _reached(self, instance: InstanceId) -> tuple[tuple[RequestId, Progress], ...]:
         placed = self.scheduler.ledger.instances.get(instance)
-        ids = () if placed is None else tuple(placed.placed)
+        ids = () if placed is None else (*placed.placed, *placed.expected)
         return tuple((request_id, self.records[request_id].progress()) for request_id in ids)
 
     def _take(self, output: InstanceOutput) -> None:
@@ -167,10 +169,30 @@ class ControlLoop:
             if isinstance(event, SegmentEnded):
                 self._note_release(event)
             self.post(event)
+        for to, delivery in output.peers:
+            self._pass_on(to, delivery)
+        assert self._loop is not None, "attached together"
+        for after_s, timed_out in output.later:
+            self._loop.call_later(after_s, self._remind, output, timed_out)
+
+    def _pass_on(self, to: InstanceId, delivery: Delivery) -> None:
+        """From one instance to another; a hand-over brings the tokens that reached us along."""
+        assert self._transport is not None, "instances announce themselves first"
+        if isinstance(delivery.event, HandedOff):
+            record = self.records.get(delivery.event.request_id)
+            if record is None:
+                return  # it is over
+            delivery = Delivery(delivery.event, record.payload, record.token_ids())
+        self._transport.deliver(to, delivery)
+
+    def _remind(self, output: InstanceOutput, event: TimedOut) -> None:
+        assert self._transport is not None, "outputs come from the transport"
+        if self._transport.current(output):
+            self._transport.deliver(output.instance, Delivery(event))
 
     def _note_release(self, event: SegmentEnded) -> None:
         record = self.records.get(event.segment.request_id)
-        if record is not None and event.segment.epoch == record.epoch:
+        if record is not None and event.segment.epoch >= record.epoch:
             record.released = event.end is SegmentEnd.RELEASED
 
     def _handle(self, event: GlobalEvent) -> None:
@@ -235,10 +257,9 @@ class ControlLoop:
         event = action.event
         if isinstance(event, SegmentPlaced):
             record = self.records[event.request.id]
-            self.migrations += record.released
-            record.place(event.segment.epoch)
-            settled = {token.offset: token.token_id for token in record.settled.values()}
-            delivery = Delivery(event, record.payload, settled)
+            if event.source is None:
+                self.migrations += record.released
+                record.place(event.segment.epoch)
+            self._transport.deliver(action.to, Delivery(event, record.payload, record.token_ids()))
         else:
-            delivery = Delivery(event)
-        self._transport.deliver(action.to, delivery)
+            self._pass_on(action.to, Delivery(event))

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stepserve.core.events import GlobalEvent, LocalEvent
+from stepserve.core.events import GlobalEvent, LocalEvent, TimedOut
 from stepserve.core.ids import InstanceId
-from stepserve.core.payload import Payload, SettledToken
+from stepserve.core.payload import KvChunk, Payload, SettledToken
 from stepserve.core.step import Step, StepOutcome
 
 
@@ -13,12 +13,14 @@ from stepserve.core.step import Step, StepOutcome
 class Delivery:
     """An event for a local scheduler; a placed segment brings its token values along.
 
-    ``settled`` maps output offsets to token ids that are already final.
+    ``settled`` maps output offsets to token ids that are already final; a hand-over brings them
+    too. ``chunk`` comes with ``ChunkLanded``.
     """
 
     event: LocalEvent
     payload: Payload | None = None
     settled: Mapping[int, int] = field(default_factory=dict)
+    chunk: KvChunk | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,13 @@ class InstanceOutput:
     """What an instance says after a turn: steps first, then events for the global scheduler.
 
     ``incarnation`` counts the rebuilds of the instance: output of a past one is dropped.
+    ``peers``: what goes to other instances; ``later``: what it wants to hear itself, and in how
+    many seconds.
     """
 
     instance: InstanceId
     incarnation: int
     steps: tuple[StepRecord, ...] = ()
     events: tuple[GlobalEvent, ...] = ()
+    peers: tuple[tuple[InstanceId, Delivery], ...] = ()
+    later: tuple[tuple[float, TimedOut], ...] = ()

@@ -16,8 +16,9 @@ from .messages import StepRecord
 class LiveRecord:
     """Collects what instances settle; the copy that survives the loss of one.
 
-    ``epoch`` counts its placements; only steps of the latest are accepted. ``migrations``
-    counts those that followed a release: moves on purpose, not those forced by a loss.
+    ``epoch`` is that of the first segment of its latest placement; steps of older ones are not
+    accepted. ``migrations`` counts placements that followed a release: moves on purpose, not
+    those forced by a loss.
     """
 
     request: Request
@@ -38,7 +39,7 @@ class LiveRecord:
 
     def take(self, record: StepRecord, now_s: float) -> None:
         """Account for one executed step and pass its emitted tokens on. Older epochs are void."""
-        if record.epoch != self.epoch:
+        if record.epoch < self.epoch:
             return
         outcome, threshold = record.outcome, record.step.threshold
         self.forwards += 1
@@ -61,6 +62,10 @@ class LiveRecord:
         self.epoch = epoch
         self.migrations += self.released
         self.released = False
+
+    def token_ids(self) -> dict[int, int]:
+        """Output tokens that are final, by offset."""
+        return {token.offset: token.token_id for token in self.settled.values()}
 
     def progress(self) -> Progress:
         """Progress as far as it reached the frontend: where a lost request goes on."""
@@ -85,7 +90,7 @@ class LiveRecord:
             ok=reason is not FinishReason.ERROR,
         )
         slo = request.slo
-        has_target = any(t is not None for t in (slo.e2e_s, slo.ttft_s, slo.tpot_s))
+        has_target = any(t is not None for t in (slo.e2e_s, slo.ttft_s, slo.tpot_s, slo.tbt_s))
         first_step_s = now_s if self.first_step_s is None else self.first_step_s
         lowest = self.threshold_min
         return RequestReport(

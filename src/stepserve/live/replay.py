@@ -5,14 +5,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import Action, Send
 from stepserve.core.errors import FieldError
-from stepserve.cost.step_table import StepTable
 
 from .event_log import Entry, Header, Scheduler, read_events
+from .families import new_global, new_local
 
 
 @dataclass(slots=True)
@@ -52,12 +51,11 @@ def replay(path: Path) -> Replayed:
 
 
 def _fresh(header: Header, entry: Entry) -> GlobalScheduler | LocalScheduler:
-    table = StepTable(header.profiles)
     if entry.instance is None:
-        return assemble_global(header.control, table)
+        return new_global(header)
     if entry.spec is None:
         raise FieldError("events", f"the first entry of {entry.instance} has no spec")
-    return assemble_local(header.control, entry.spec, table)
+    return new_local(header, entry.spec)
 
 
 def _kind(action: Action) -> str:

@@ -80,7 +80,8 @@ class _Host(threading.Thread):
         self.busy_since_s = None
 
     def _say(self, output: InstanceOutput) -> None:
-        if not self.killed.is_set() and (output.steps or output.events):
+        said = output.steps or output.events or output.peers or output.later
+        if said and not self.killed.is_set():
             self._sink(output)
 
 

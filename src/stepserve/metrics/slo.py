@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 from stepserve.core.request import SLO
-from stepserve.metrics.latency import AnswerTrace, e2e_s, output_tokens, tpot_s, ttft_s
+from stepserve.metrics.latency import (
+    AnswerTrace,
+    e2e_s,
+    output_tokens,
+    percentile,
+    tbt_s,
+    tpot_s,
+    ttft_s,
+)
 
 Served = tuple[SLO, AnswerTrace]
 
@@ -11,12 +19,15 @@ Served = tuple[SLO, AnswerTrace]
 def meets(slo: SLO, trace: AnswerTrace) -> bool:
     """Whether the answer came at all and every target that was set is kept.
 
-    E2E <= e2e_s, TTFT <= ttft_s, TPOT <= tpot_s. An answer without text keeps the last two.
+    E2E <= e2e_s, TTFT <= ttft_s, TPOT <= tpot_s, and P99 of the answer's own TBT <= tbt_s. An
+    answer without text keeps all but the first.
     """
+    gaps_s = tbt_s(trace) if slo.tbt_s is not None else ()
     pairs = (
         (e2e_s(trace), slo.e2e_s),
         (ttft_s(trace), slo.ttft_s),
         (tpot_s(trace), slo.tpot_s),
+        (percentile(gaps_s, 99.0) if gaps_s else None, slo.tbt_s),
     )
     return trace.ok and all(
         target is None or value is None or value <= target for value, target in pairs

@@ -28,7 +28,8 @@ from .delays import Delays
 from .faults import FaultConfig
 
 
-def _one_of(name: str, value: str, known: Any) -> None:
+def one_of(name: str, value: str, known: Any) -> None:
+    """Raises FieldError for a word that is none of the known ones."""
     if value not in list(known):
         raise FieldError(name, f"must be one of {', '.join(known)}")
 
@@ -45,8 +46,8 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         """Raises FieldError for a name that is not known; numbers are checked per request."""
-        _one_of("request.refresh_scope", self.refresh_scope, RefreshScope)
-        _one_of("request.on_miss", self.on_miss, OnMiss)
+        one_of("request.refresh_scope", self.refresh_scope, RefreshScope)
+        one_of("request.on_miss", self.on_miss, OnMiss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class System:
 
     def __post_init__(self) -> None:
         """Raises FieldError naming what makes no sense."""
-        _one_of("predictor", self.predictor, ("mean", "boosted", "oracle"))
+        one_of("predictor", self.predictor, ("mean", "boosted", "oracle"))
         for name in ("kv_tokens", "page_tokens", "max_residents"):
             if getattr(self, name) < 1:
                 raise FieldError(name, "must be at least 1")
@@ -128,8 +129,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         """Raises FieldError naming what makes no sense."""
-        _one_of("cache_mode", self.cache_mode, CacheMode)
-        _one_of("arrivals", self.arrivals, ("poisson", "constant", "burstgpt"))
+        one_of("cache_mode", self.cache_mode, CacheMode)
+        one_of("arrivals", self.arrivals, ("poisson", "constant", "burstgpt"))
         for name in ("requests", "block_tokens", "tp_degree"):
             if getattr(self, name) < 1:
                 raise FieldError(name, "must be at least 1")
@@ -193,32 +194,56 @@ def read(path: Path, known: Mapping[str, System], *, quick: bool = False) -> Exp
 
     Raises FieldError naming the dotted key at fault.
     """
+    return from_tables(read_table(path, quick=quick), known)
+
+
+def read_table(path: Path, *, quick: bool = False) -> dict[str, Any]:
+    """An experiment's table, that of ``[quick]`` laid over it or left out.
+
+    Raises FieldError if there is none.
+    """
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise FieldError("config", f"{path} cannot be read: {error}") from error
     changes = table.pop("quick", {})
-    return from_tables(merged(table, changes) if quick else table, known)
+    return merged(table, changes) if quick else table
 
 
 def from_tables(table: Mapping[str, Any], known: Mapping[str, System]) -> Experiment:
     """As ``read``, of a table already read."""
     rest = dict(table)
-    names = rest.pop("systems", None)
+    names, systems = take_systems(rest, known, System())
+    missing = [name for name in names if name not in systems]
+    if missing:
+        raise unknown_system(missing[0], systems)
+    return Experiment(from_table(Setting, rest), {name: systems[name] for name in names})
+
+
+def take_systems(
+    table: dict[str, Any], known: Mapping[str, T], fresh: T
+) -> tuple[list[str], dict[str, T]]:
+    """Take the names of the systems to compare out of a table, and the tables that define some.
+
+    Returns the names and all systems; ``fresh`` is what one without a base starts from.
+    """
+    names = table.pop("systems", None)
     if not isinstance(names, list) or not names:
         raise FieldError("systems", "needs a list of names")
     systems = dict(known)
-    for name, changes in rest.pop("system", {}).items():
+    for name, changes in table.pop("system", {}).items():
         changed = dict(changes)
         base = changed.pop("base", None)
         if base is not None and base not in systems:
             raise FieldError(f"system.{name}.base", f"no such system: {base!r}")
-        start = systems.get(base or name, System())
+        start = systems.get(base or name, fresh)
         systems[name] = overlaid(start, changed, f"system.{name}")
-    for name in names:
-        if name not in systems:
-            raise FieldError("systems", f"unknown {name!r}; known: {', '.join(sorted(systems))}")
-    return Experiment(from_table(Setting, rest), {name: systems[name] for name in names})
+    return names, systems
+
+
+def unknown_system(name: str, known: Mapping[str, object]) -> FieldError:
+    """What to raise for a name that is none of the known ones."""
+    return FieldError("systems", f"unknown {name!r}; known: {', '.join(sorted(known))}")
 
 
 def overlaid(base: T, changes: Mapping[str, Any], path: str) -> T:

@@ -1,36 +1,84 @@
 """What a simulated world remembers of each request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepserve.core.actions import Finish, Reject
+from stepserve.core.events import HandedOff, HandoverAcknowledged, SegmentPlaced
 from stepserve.core.request import Progress, RefreshScope, Request
-from stepserve.core.step import Step
+from stepserve.core.step import Step, StepKind, StepOutcome
 
 from .quality import StageUse
 
+_RECOMPUTE = StepKind.RECOMPUTE
+
 
 @dataclass(slots=True)
-class Record:
-    """What became of one request.
+class Answered:
+    """What the records of both families have, and what a world tells them.
 
-    ``progress`` is what reached the frontend when the request last left an instance.
-    ``tokens`` counts settled tokens, ``use`` the thresholds they were settled at.
-    ``releases``: times it was let go while it went on (migrations and drains).
-    ``cheap_openings``: blocks after the first that its options let begin without a refresh of
-    everything; ``skipped``: those that did.
+    ``tokens`` counts settled output tokens. ``releases``: times the request, or a segment of it
+    that was still to come, was let go (migrations, drains, cuts that came to nothing).
     """
 
     request: Request
     index: int
-    use: StageUse
-    progress: Progress | None = None
     answer: Finish | Reject | None = None
     answered_s: float = 0.0
     tokens: int = 0
+    releases: int = 0
+
+    def take(self, step: Step, outcome: StepOutcome, now_s: float) -> None:
+        """A step of the request ended; its tokens reach the frontend."""
+        raise NotImplementedError
+
+    def left(self, progress: Progress) -> None:
+        """An instance does not hold the request any more, and had come so far."""
+        raise NotImplementedError
+
+    def reached(self) -> Progress | None:
+        """How far the request has come as the frontend knows; ``None`` if it never left."""
+        raise NotImplementedError
+
+    def placed(self, now_s: float, event: SegmentPlaced) -> None:
+        """A segment was sent to an instance."""
+
+    def handed_off(self, now_s: float, event: HandedOff) -> None:
+        """An instance told the next one that its segment is done."""
+
+    def acknowledged(self, now_s: float, event: HandoverAcknowledged) -> None:
+        """The next instance has all it needs."""
+
+
+@dataclass(slots=True)
+class Record(Answered):
+    """What became of one diffusion request.
+
+    ``progress`` is what reached the frontend when the request last left an instance.
+    ``use`` tells the thresholds that tokens were settled at.
+    ``cheap_openings``: blocks after the first that its options let begin without a refresh of
+    everything; ``skipped``: those that did.
+    """
+
+    use: StageUse = field(init=False)
+    progress: Progress | None = None
     refreshes: int = 0
     cheap_openings: int = 0
     skipped: int = 0
-    releases: int = 0
+
+    def __post_init__(self) -> None:
+        """Nothing is settled yet."""
+        self.use = StageUse(self.request.max_output_tokens)
+
+    def take(self, step: Step, outcome: StepOutcome, now_s: float) -> None:
+        """See ``Answered.take``."""
+        _, kind, _, _, threshold = step
+        settled = outcome.settled
+        if self.tokens and not self.tokens % self.request.diffusion.block_tokens:
+            self.open_block(step)
+        self.use.settle(self.tokens, settled, threshold or 1.0)
+        self.tokens += settled
+        if kind is _RECOMPUTE:
+            self.refreshes += 1
 
     def open_block(self, step: Step) -> None:
         """``step`` opens a block after the first: were keys and values left as they are?"""
@@ -40,3 +88,11 @@ class Record:
         if output_only or block % options.refresh_blocks:
             self.cheap_openings += 1
             self.skipped += step.query_tokens < step.context_tokens
+
+    def left(self, progress: Progress) -> None:
+        """See ``Answered.left``."""
+        self.progress = progress
+
+    def reached(self) -> Progress | None:
+        """See ``Answered.reached``."""
+        return self.progress

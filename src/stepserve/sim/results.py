@@ -10,8 +10,9 @@ from stepserve.core.actions import Finish
 from stepserve.core.request import FinishReason
 from stepserve.metrics.latency import percentile
 
-from .record import Record
-from .world import CLIENT, World
+from .instance import CLIENT
+from .record import Answered, Record
+from .world import World
 
 DIGITS = 6
 """Significant digits of numbers in files."""
@@ -21,23 +22,23 @@ ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 Row = dict[str, Any]
 
 
-def finished(record: Record) -> bool:
+def finished(record: Answered) -> bool:
     """Whether the request got its whole answer."""
     return isinstance(record.answer, Finish) and record.answer.reason in ENDED
 
 
-def latency_s(record: Record) -> float:
+def latency_s(record: Answered) -> float:
     """Seconds from arrival to the answer."""
     return record.answered_s - record.request.arrival_s
 
 
-def met(record: Record) -> bool:
+def met(record: Answered) -> bool:
     """Whether the whole answer came by the deadline; without one, whether it came."""
     limit_s = record.request.slo.e2e_s
     return finished(record) and (limit_s is None or latency_s(record) <= limit_s)
 
 
-def attainment(records: Sequence[Record]) -> float:
+def attainment(records: Sequence[Answered]) -> float:
     """Met / all, those refused, dropped and failed included (dilaserve.md C9.5)."""
     return sum(map(met, records)) / len(records)
 
@@ -54,9 +55,14 @@ def _skipped(done: Sequence[Record]) -> Row:
     return {"skipped_share": sum(r.skipped for r in done) / cheap} if cheap else {}
 
 
+def denoised(world: World) -> list[Record]:
+    """The records of the diffusion requests, in order of arrival."""
+    return [r for r in world.records.values() if isinstance(r, Record)]
+
+
 def summary(world: World, layout_changes: int) -> Row:
     """The measured part of a row. Latencies are of whole answers; ``None`` without any."""
-    records = list(world.records.values())
+    records = denoised(world)
     done = [r for r in records if finished(r)]
     latencies = [latency_s(r) for r in done]
     end_s = max(r.answered_s for r in records)
@@ -108,7 +114,7 @@ class Timeline:
         """One row per bucket of arrival time; attainment is of the requests that arrived in it."""
         rows: list[Row] = []
         arrived: dict[int, list[Record]] = {}
-        for record in self._world.records.values():
+        for record in denoised(self._world):
             arrived.setdefault(int(record.request.arrival_s // self._bucket_s), []).append(record)
         sampled: dict[int, list[tuple[float, float | None, int, dict[int, int]]]] = {}
         for sample in self._samples:

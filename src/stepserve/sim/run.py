@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import StepPredictor
@@ -23,7 +23,7 @@ from .cluster import Profiles, make_world, specs
 from .config import Experiment, Setting, System
 from .oracle import Oracle
 from .record import Record
-from .results import Row, Timeline, attainment, finished, mean_threshold, met, summary
+from .results import Row, Timeline, attainment, denoised, finished, mean_threshold, met, summary
 from .rows import Rows, TraceRows
 from .world import Heard, Learn, Timed, World, untimed
 
@@ -142,7 +142,7 @@ def run_point(
     meter = None if clock is None else Meter(clock, SCHEDULERS)
     timed = meter.timed if meter else untimed
     world, timeline = simulate(setting, system, load, point.seed, model, learn, timed, heard)
-    records = list(world.records.values())
+    records = denoised(world)
     row = {
         "system": point.system,
         "model": setting.model,
@@ -237,12 +237,22 @@ def run_points(
     experiment: Experiment, run: Callable[[Point], Outcome], jobs: int
 ) -> Iterator[tuple[Point, Outcome]]:
     """Run all points, in ``jobs`` processes if more than one, as they end."""
-    todo = points(experiment)
-    if jobs <= 1 or len(todo) == 1:
-        yield from ((point, run(point)) for point in todo)
+    return spread(points(experiment), run, jobs)
+
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def spread(
+    todo: Sequence[Task], run: Callable[[Task], Result], jobs: int
+) -> Iterator[tuple[Task, Result]]:
+    """Do all tasks, in ``jobs`` processes if more than one; pairs come as tasks end."""
+    if jobs <= 1 or len(todo) <= 1:
+        yield from ((task, run(task)) for task in todo)
         return
     with ProcessPoolExecutor(min(jobs, len(todo)), get_context("spawn")) as pool:
-        futures = {pool.submit(run, point): point for point in todo}
+        futures = {pool.submit(run, task): task for task in todo}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()

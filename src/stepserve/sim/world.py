@@ -15,7 +15,6 @@ recompute step costs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -25,7 +24,6 @@ from stepserve.core.actions import (
     Finish,
     FreeState,
     LoadState,
-    LocalAction,
     Predict,
     Rebuild,
     Reject,
@@ -39,6 +37,7 @@ from stepserve.core.errors import StepserveError
 from stepserve.core.events import (
     BatchDone,
     GlobalEvent,
+    HandoverStalled,
     InstanceLost,
     InstanceStopped,
     InstanceUp,
@@ -48,38 +47,23 @@ from stepserve.core.events import (
     RequestArrived,
     RequestCancelled,
     SegmentEnded,
+    SegmentPlaced,
 )
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import Planner
 from stepserve.core.protocols import CostModel, StepPredictor
-from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.segment import SegmentEnd
-from stepserve.core.step import Batch, Step, StepKind, StepOutcome
+from stepserve.core.step import Batch, Step, StepOutcome
 
 from .delays import Delays
 from .faults import FaultConfig, Faults
-from .quality import StageUse
-from .record import Record
+from .instance import ANSWER, BATCH_ENDS, CLIENT, MESSAGE, Instance
+from .record import Answered, Record
 from .rows import Rows
-
-_RECOMPUTE = StepKind.RECOMPUTE
-BATCH_ENDS, ANSWER, MESSAGE, CLIENT = range(4)
-"""Priorities of events at the same time."""
-
-
-@dataclass(slots=True, eq=False)
-class Instance:
-    """One incarnation of an instance. Messages name the incarnation, not the instance."""
-
-    spec: InstanceSpec
-    local: LocalScheduler
-    handle: Callable[[float, LocalEvent], list[LocalAction]]
-    slow: float
-    alive: bool = True
-    to_s: float = 0.0  # messages to it arrive no earlier
-    from_s: float = 0.0  # nor do messages from it
-
+from .token_record import TokenRecord
+from .transfers import Transfers
 
 Event = tuple[float, int, int, Callable[[Any, Any], None], Any, Any]
 Timed = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -112,21 +96,23 @@ class World:
         planner: Planner | None = None,
         delays: Delays | None = None,
         faults: Faults | None = None,
+        transfers: Transfers | None = None,
         learn: Sequence[Learn] = (),
         timed: Timed = untimed,
         heard: Heard | None = None,
     ) -> None:
-        """``truth``: true seconds of a batch. ``learn``: told of every executed step.
-        ``timed`` wraps the parts that are called, for those who measure them.
+        """``truth``: true seconds of a batch. ``transfers``: where requests move with their keys
+        and values. ``learn``: told of every executed step. ``timed`` wraps the parts that are
+        called, for those who measure them.
         """
         self.now_s = 0.0
-        self.records: dict[RequestId, Record] = {}
+        self.records: dict[RequestId, Answered] = {}
         self.instances: dict[InstanceId, Instance] = {}
         self.delays = delays or Delays()
         self.faults = faults or Faults(FaultConfig(), 0)
         self.after_event: Callable[[], None] | None = None
         self.layouts: list[tuple[float, InstanceSpec, bool]] = []  # came up, or went
-        self.unanswered: dict[RequestId, Record] = {}
+        self.unanswered: dict[RequestId, Answered] = {}
         self.batches = 0
         self.events = 0
         self.losses = 0
@@ -139,6 +125,9 @@ class World:
         self._true_s = truth.step_time_s
         self._predict = timed("predictor", predictor.remaining_steps)
         self._planner = planner
+        self.transfers = transfers
+        if transfers is not None:
+            transfers.attach(self)
         self._learn = tuple(learn)
         self._slow: dict[InstanceId, float] = {}
         self._incarnations: dict[InstanceId, int] = {}
@@ -201,7 +190,8 @@ class World:
         request = self._arrivals[index]
         if index + 1 < len(self._arrivals):
             self.at(self._arrivals[index + 1].arrival_s, CLIENT, self._arrive, index + 1)
-        record = Record(request, index, StageUse(request.max_output_tokens))
+        causal = request.family is Family.AUTOREGRESSIVE
+        record = TokenRecord(request, index) if causal else Record(request, index)
         self.records[request.id] = self.unanswered[request.id] = record
         self._rows.arrive(index, request)
         self._tell_global(RequestArrived(request))
@@ -251,9 +241,11 @@ class World:
             return
         self._remove(instance)
         self._rows.lost(instance_id)
+        if self.transfers is not None:
+            self.transfers.lost(instance_id)
         self.losses += 1
         for name, resident in instance.local.residents.items():
-            self.records[name].progress = resident.progress
+            self.records[name].left(resident.progress)
         if self.faults.false_alarm():
             self._report_loss(instance.spec)
         else:
@@ -262,7 +254,7 @@ class World:
 
     def _report_loss(self, spec: InstanceSpec, _: None = None) -> None:
         """Tell what reached the frontend, also of requests whose last news is under way."""
-        reached = [(r.request.id, r.progress) for r in self.unanswered.values()]
+        reached = [(r.request.id, r.reached()) for r in self.unanswered.values()]
         told = tuple((name, progress) for name, progress in reached if progress is not None)
         self._tell_global(InstanceLost(spec, told))
 
@@ -291,7 +283,9 @@ class World:
                         if self.faults.messages_vary:
                             when_s = max(instance.to_s, when_s + self.faults.held_up_s())
                             instance.to_s = when_s
-                        self.at(when_s, MESSAGE, self._tell_local, instance, sent)
+                        self.at(when_s, MESSAGE, self.tell_local, instance, sent)
+                    if type(sent) is SegmentPlaced:
+                        self.records[sent.request.id].placed(self.now_s, sent)
                 case Predict(request, progress, thresholds):
                     forecast = self._predict(request, progress, thresholds)
                     when_s = self.now_s + self.delays.predict_s
@@ -310,12 +304,13 @@ class World:
 
     # -- instances
 
-    def _tell_local(self, instance: Instance, event: LocalEvent) -> None:
+    def tell_local(self, instance: Instance, event: LocalEvent) -> None:
+        """Deliver an event, unless the instance is gone, and carry out what is asked for then."""
         if not instance.alive:
             return
         for action in instance.handle(self.now_s, event):  # isinstance: faster than match here
             if isinstance(action, RunBatch):
-                self._run_batch(instance, action.batch, action.query_tokens)
+                self._run_batch(instance, action)
             elif isinstance(action, Report):
                 self._message(instance, action.event)
             elif isinstance(action, Predict):
@@ -323,14 +318,18 @@ class World:
                 forecast = self._predict(request, action.progress, action.thresholds)
                 when_s = self.now_s + self.delays.predict_s
                 answer = Predicted(request.id, forecast)
-                self.at(when_s, MESSAGE, self._tell_local, instance, answer)
+                self.at(when_s, MESSAGE, self.tell_local, instance, answer)
             elif isinstance(action, LoadState):
                 self._rows.load(instance.spec.id, action.request, action.progress)
             elif isinstance(action, FreeState):
                 self._rows.free(instance.spec.id, action.request_id)
+            else:
+                assert self.transfers is not None, "only causal requests move with their KV"
+                self.transfers.carry(instance, action)
 
-    def _run_batch(self, instance: Instance, batch: Batch, query_tokens: int) -> None:
-        seconds = self._true_s(query_tokens, len(batch.steps), instance.spec) * instance.slow
+    def _run_batch(self, instance: Instance, run: RunBatch) -> None:
+        batch, tokens, _, _, mix = run
+        seconds = self._true_s(tokens, len(batch.steps), instance.spec, mix) * instance.slow
         if self.faults.steps_vary:
             seconds *= self.faults.noise()
         stalled_s = seconds + max(0.0, self.delays.warm_up_s - self.now_s)
@@ -340,8 +339,11 @@ class World:
         """From an instance to the global scheduler; it arrives even if the instance is lost."""
         if type(event) is SegmentEnded:
             record = self.records[event.segment.request_id]
-            record.progress = event.progress
+            record.left(event.progress)
             record.releases += event.end is SegmentEnd.RELEASED
+        elif type(event) is HandoverStalled:
+            assert self.transfers is not None, "only causal requests are handed over"
+            self.transfers.stalled += 1
         when_s = self.now_s + self.delays.message_s
         if self.faults.messages_vary:
             when_s = max(instance.from_s, when_s + self.faults.held_up_s())
@@ -361,16 +363,9 @@ class World:
         self.batches += 1
         records = self.records
         for step, outcome in zip(batch.steps, outcomes, strict=True):
-            request_id, kind, _, _, threshold = step
-            record, settled = records[request_id], outcome.settled
-            if record.tokens and not record.tokens % record.request.diffusion.block_tokens:
-                record.open_block(step)
-            record.use.settle(record.tokens, settled, threshold or 1.0)
-            record.tokens += settled
-            if kind is _RECOMPUTE:
-                record.refreshes += 1
+            records[step.request_id].take(step, outcome, self.now_s)
         for learn in self._learn:
             for step, outcome in zip(batch.steps, outcomes, strict=True):
                 row = instance.local.residents[step.request_id]
                 learn(row.request, row.progress, outcome, step)
-        self._tell_local(instance, BatchDone(batch.id, outcomes, seconds))
+        self.tell_local(instance, BatchDone(batch.id, outcomes, seconds))

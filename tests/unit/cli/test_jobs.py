@@ -30,3 +30,11 @@ def test_a_missing_length_names_its_option(prompt, output, option):
     with pytest.raises(FieldError) as error:
         text_jobs([Arrival(0.0)], 0, prompt, output)
     assert error.value.field == option
+
+
+def test_a_share_of_the_prompts_is_long():
+    arrivals = [Arrival(float(i)) for i in range(200)]
+    jobs = text_jobs(arrivals, 0, 10, 5, long_prompts=(0.25, 400))
+    lengths = [len(job.prompt.split()) for job in jobs]
+    assert set(lengths) == {10, 400}
+    assert 30 <= lengths.count(400) <= 70

@@ -1,6 +1,7 @@
 """Formulas on traces small enough to work out by hand."""
 
 import io
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -130,10 +131,10 @@ def test_tables_show_a_row_for_each_variant():
     out.print(*tables({"fixed": summary, "deadline_fit": other}, servers))
     rows = [" ".join(line.split()) for line in out.file.getvalue().splitlines()]
     for row in (
-        "fixed 2 / 1 / 1 25.0 0.10 1.60 500",
+        "fixed 2 / 1 / 1 25.0 - 0.10 1.60 500",
         "fixed 4500 / 3000 / 6000 1000 / 5000 500 / 1500 125 / 167",
         "fixed 50.0 ± 35.4 0.80 7.00",
-        "deadline_fit 1 / 0 / 0 - 1.00 - 0.00",
+        "deadline_fit 1 / 0 / 0 - - 1.00 - 0.00",
         "deadline_fit 1000 / 1000 / 1000 - - -",
         "deadline_fit - - -",
         "deadline_fit 0.50 / 0.75 5 40 3 2 / 1 81.2",
@@ -146,3 +147,11 @@ def test_tables_show_a_row_for_each_variant():
 )
 def test_three_digits(value, text):
     assert three_digits(value) == text
+
+
+def test_gaps_are_judged_by_the_target_between_events():
+    """Gaps 0.5 and 1.5, and 0.5: two of three keep a second, one answer of two."""
+    runs = [replace(s, deadline_s=None, tbt_s=1.0) for s in known_run()[:2]]
+    summary = summarise(runs)
+    assert summary.text_gaps_in_time == pytest.approx(2 / 3)
+    assert summary.slo_attainment == 0.5

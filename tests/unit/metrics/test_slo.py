@@ -26,6 +26,8 @@ EMPTY = AnswerTrace(0.0, (), ended_s=0.1)
         (SLO(ttft_s=1.0, tpot_s=0.25), True),
         (SLO(ttft_s=0.9), False),
         (SLO(tpot_s=0.2), False),
+        (SLO(tbt_s=1.0), True),
+        (SLO(tbt_s=0.9), False),
     ],
 )
 def test_every_target_must_be_kept(slo, met):

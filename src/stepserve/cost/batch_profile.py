@@ -1,0 +1,77 @@
+"""Measured batches of a causal model: what its batch-time tables begin with."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepserve.core.errors import FieldError
+from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.step import Mix
+from stepserve.cost.batch_table import BatchTable
+from stepserve.cost.roofline import Roofline
+
+_RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e11}
+"""To begin the fit with; it leaves one of them if no batch was bound by it."""
+
+_ANYWHERE = InstanceSpec(InstanceId("profiled"), 1, 1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProfile:
+    """``steps``: batches and their seconds, measured as ``source`` says; ``line`` fits them.
+
+    Of an instance of tensor-parallel degree 1.
+    """
+
+    line: Roofline
+    steps: tuple[tuple[Mix, float], ...]
+    source: str
+
+    @classmethod
+    def fitted(
+        cls,
+        *,
+        parameters: float,
+        layers: int,
+        hidden: int,
+        kv_bytes_per_token: float,
+        weight_bytes: float,
+        steps: Sequence[tuple[Mix, float]],
+        source: str,
+    ) -> "BatchProfile":
+        """The profile of a model of that shape (see ``Roofline``).
+
+        Raises FieldError without any measured batch.
+        """
+        shape = Roofline(parameters, layers, hidden, kv_bytes_per_token, weight_bytes, **_RATES)
+        return cls(shape.fitted(steps), tuple(steps), source)
+
+    def table(self) -> BatchTable:
+        """A table that has learned the measured batches and nothing else."""
+        table = BatchTable({1: self.line})
+        for mix, seconds in self.steps:
+            rows = mix.decodes + (mix.prefill_tokens > 0)
+            table.observe(mix.prefill_tokens + mix.decodes, rows, _ANYWHERE, seconds, mix)
+        return table
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        table = {
+            "source": self.source,
+            "line": dataclasses.asdict(self.line),
+            "steps": [[*mix, seconds] for mix, seconds in self.steps],
+        }
+        path.write_text(json.dumps(table, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "BatchProfile":
+        """Read what ``save`` wrote. Raises FieldError (``profile``) for a file of another kind."""
+        try:
+            table = json.loads(path.read_text())
+            steps = tuple((Mix(*map(int, mix)), float(s)) for *mix, s in table["steps"])
+            return cls(Roofline(**table["line"]), steps, table["source"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FieldError("profile", f"{path} is no batch profile: {error!r}") from error

@@ -1,0 +1,224 @@
+"""What a live cluster is made of that depends on the model's family.
+
+A diffusion model brings step-time tables, a causal one a profile of batches; everything else, from
+the transport to the gateway, is the same. An event log's header holds what schedulers were made
+with, so a replay makes them here, too.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import stepserve.engine.bundled
+from stepserve.control.assemble import assemble_global, assemble_local
+from stepserve.control.global_scheduler import GlobalScheduler
+from stepserve.control.local_scheduler import LocalScheduler
+from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.errors import FieldError
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.protocols import CostModel, Executor, StepPredictor
+from stepserve.core.request import Family
+from stepserve.cost.batch_profile import BatchProfile
+from stepserve.cost.boosted_steps import HEALING_RATE, BoostedSteps, StepModel
+from stepserve.cost.output_length import ClassMean, Hinted
+from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
+from stepserve.cost.segment_cost import Elapsed, Link, Occupancy
+from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.engine.causal import AutoregressiveExecutor
+from stepserve.engine.causal_profiling import measure_grid
+from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.loader import LoadedModel
+
+from .event_log import Header
+
+logger = logging.getLogger(__name__)
+
+BUNDLED = Path(stepserve.engine.bundled.__file__).parent / "model"
+BATCH_PROFILE = "batch_profile.json"
+
+COPY_BYTES_PER_S, COPY_S = 1e9, 0.002
+"""Keys and values from one thread of this process to another: gathered, checked, scattered."""
+
+FORECAST_TOKENS = 64
+"""Decoded tokens between forecasts of a causal request: its length is all they foretell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """``header``: what schedulers are made of; ``executor``: of a spec and its CPU threads."""
+
+    header: Header
+    predictor: StepPredictor
+    executor: Callable[[InstanceSpec, int], Executor]
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model: ``bundled``, or a path to a Hugging Face checkpoint."""
+    folder = BUNDLED if name == "bundled" else Path(name)
+    if not (folder / "config.json").is_file():
+        raise FieldError("model", f"no config.json in {folder}; give 'bundled' or a model folder")
+    return folder
+
+
+def parts(config: ServeConfig, loaded: LoadedModel) -> Parts:
+    """The parts of the model's family. Raises FieldError for what it cannot be served with."""
+    if loaded.family is Family.AUTOREGRESSIVE:
+        return _causal(config, loaded)
+    return _diffusion(config, loaded)
+
+
+def new_global(header: Header) -> GlobalScheduler:
+    """A fresh scheduler of the cluster."""
+    cost, profile = _cost(header), header.batches
+    if profile is None:
+        return assemble_global(header.control, cost)
+    tokens = header.control.tokens
+    link = Link(profile.line.kv_bytes_per_token, COPY_BYTES_PER_S, COPY_S)
+    segments = {"occupancy": Occupancy, "elapsed": Elapsed}[tokens.cost](cost, tokens, link)
+    return assemble_global(header.control, cost, segments)
+
+
+def new_local(header: Header, spec: InstanceSpec) -> LocalScheduler:
+    """A fresh scheduler of an instance, with its own copy of the cost model to correct."""
+    return assemble_local(header.control, spec, _cost(header))
+
+
+def _cost(header: Header) -> CostModel:
+    return StepTable(header.profiles) if header.batches is None else header.batches.table()
+
+
+def _diffusion(config: ServeConfig, loaded: LoadedModel) -> Parts:
+    degrees = tp_degrees(config)
+    control = dataclasses.replace(config.control, tp_degrees=degrees, family=Family.DIFFUSION)
+    header = Header(control, step_profiles(config, degrees))
+
+    def executor(spec: InstanceSpec, threads: int) -> Executor:
+        return DiffusionExecutor(
+            loaded,
+            page_tokens=spec.page_tokens,
+            page_capacity=spec.page_capacity,
+            threads=threads,
+        )
+
+    return Parts(header, step_predictor(config), executor)
+
+
+def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
+    """Instances of degree 1. Placement is ``tandem_split`` where the configuration has its default.
+
+    Without a profile in the model's folder (``stepserve profile`` makes one) a few batches are
+    measured now; in any case the schedulers correct theirs while they serve.
+    """
+    given, usual = config.control, ControlConfig()
+    if given.planner != "none":
+        raise FieldError("control.planner", "layouts are planned for diffusion models only")
+    split = given.placement == usual.placement
+    rare = given.predict_every_tokens == usual.predict_every_tokens
+    control = dataclasses.replace(
+        given,
+        family=Family.AUTOREGRESSIVE,
+        tp_degrees=(1,),
+        placement="tandem_split" if split else given.placement,
+        predict_every_tokens=FORECAST_TOKENS if rare else given.predict_every_tokens,
+    )
+
+    def executor(spec: InstanceSpec, threads: int) -> Executor:
+        return AutoregressiveExecutor(
+            loaded,
+            page_tokens=spec.page_tokens,
+            page_capacity=spec.page_capacity,
+            threads=threads,
+        )
+
+    path = Path(config.profile or model_folder(config.model) / BATCH_PROFILE)
+    if path.is_file():
+        profile = BatchProfile.load(path)
+    elif config.profile:
+        raise FieldError("profile", f"no file {path}; make one with: stepserve profile")
+    else:
+        profile = batch_profile(loaded, config.threads_per_instance or 1)
+    return Parts(Header(control, {}, profile), Hinted(ClassMean()), executor)
+
+
+def batch_profile(
+    loaded: LoadedModel,
+    threads: int,
+    prefills: Sequence[int] = (0, 64, 256),
+    contexts: Sequence[int] = (0, 128),
+    decodes: Sequence[int] = (0, 1, 4),
+    repeats: int = 2,
+) -> BatchProfile:
+    """Measure batches of a causal model on its device: by default a few, in seconds of time."""
+    executor = AutoregressiveExecutor(loaded, threads=threads)
+    began_s = time.monotonic()
+    steps = measure_grid(executor, prefills, contexts, decodes, repeats)
+    logger.info("measured %d batches in %.1f s", len(steps), time.monotonic() - began_s)
+    shape, width = loaded.config, loaded.config.hidden_size // loaded.config.heads
+    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    value_bytes = next(loaded.model.parameters()).element_size()
+    source = f"measured: {loaded.name}, {threads} threads, {len(steps)} batches"
+    return BatchProfile.fitted(
+        parameters=weights,
+        layers=shape.layers,
+        hidden=shape.hidden_size,
+        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * width * value_bytes,
+        weight_bytes=weights * value_bytes,
+        steps=steps,
+        source=source,
+    )
+
+
+def step_profiles(config: ServeConfig, degrees: Sequence[int]) -> dict[int, StepProfile]:
+    """The step-time table of every tensor-parallel degree that instances may have.
+
+    That of degree 1 is the configured one, else the one in the model's folder; that of degree
+    2, 3, ... is beside it: ``step_profile_tp2.json``. Raises FieldError for a missing one.
+    """
+    first = Path(config.profile or model_folder(config.model) / "step_profile.json")
+    return {degree: _step_profile(config, first, degree) for degree in degrees}
+
+
+def _step_profile(config: ServeConfig, first: Path, degree: int) -> StepProfile:
+    path = first if degree == 1 else first.with_name(f"{first.stem}_tp{degree}.json")
+    if path.is_file():
+        return StepProfile.load(path)
+    options = f"--model {config.model} --device {config.device} --tp {degree}"
+    how = f"no file {path}; make one with: stepserve profile {options} --out {path}"
+    if degree == 1:
+        raise FieldError("profile", how)
+    raise FieldError("control.tp_degrees", f"nothing says how fast degree {degree} is: {how}")
+
+
+def tp_degrees(config: ServeConfig) -> tuple[int, ...]:
+    """Degrees that instances may have: with a planner, those configured that fit.
+
+    Raises FieldError if the planner could not begin with instances of degree 1, or on a device
+    where an instance cannot be given more threads.
+    """
+    control = config.control
+    if control.planner == "none":
+        return (1,)
+    if torch.device(config.device).type != "cpu":
+        raise FieldError("control.planner", f"cannot split {config.device!r}; only cpu threads")
+    degrees = tuple(degree for degree in control.tp_degrees if degree <= config.instances)
+    if 1 not in degrees:
+        raise FieldError("control.tp_degrees", "needs 1: every instance begins with one share")
+    return degrees
+
+
+def step_predictor(config: ServeConfig) -> StepPredictor:
+    """The trained predictor of the model's folder, else mean yields (measured, or published).
+
+    Raises FieldError if the trained one is asked for and there is none.
+    """
+    folder = model_folder(config.model)
+    trained = folder / "step_predictor.txt"
+    if config.predictor == "boosted" or (config.predictor == "auto" and trained.is_file()):
+        return BoostedSteps(StepModel.load(trained), HEALING_RATE)
+    path = folder / "yields.json"
+    return MeanYield(Yields.load(path) if path.is_file() else PUBLISHED)

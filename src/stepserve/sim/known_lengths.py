@@ -1,0 +1,64 @@
+"""A predictor that knows how long an output gets, exactly or give or take a normal error.
+
+Source: dynaserve.md 3.6 (oracle, and oracle + N(0, sigma) for the sensitivity test) and 1.3.
+The error of a request is drawn once, and is the same for every system and order of events.
+
+Deviation: the answer is not limited by the request's ``max_output_tokens``. In experiments that
+limit *is* the length, so that reservations are exact (3.10.3), and would hide every error upward.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+
+from stepserve.core.errors import FieldError
+from stepserve.core.forecast import StepForecast
+from stepserve.core.protocols import StepPredictor
+from stepserve.core.request import Progress, Request
+from stepserve.core.step import Step, StepOutcome
+
+from .token_rows import TokenRows
+
+LEAST_LEFT_TOKENS = 32
+LEAST_LEFT_SHARE = 0.1
+"""What an output that outgrew its prediction is expected to still bring: the larger of 32
+tokens and a tenth of what it has (3.6)."""
+
+
+class KnownLengths(StepPredictor):
+    """A ``StepPredictor`` over the truths of ``TokenRows``; one step is one output token."""
+
+    def __init__(self, rows: TokenRows, sigma_tokens: float = 0.0, seed: int = 0) -> None:
+        """Raises FieldError for a spread that makes no sense."""
+        if not 0.0 <= sigma_tokens < math.inf:
+            raise FieldError("sigma_tokens", "must be finite and not negative")
+        self._rows = rows
+        self._sigma_tokens = sigma_tokens
+        self._seed = seed
+        self._errors: dict[str, float] = {}
+
+    def remaining_steps(
+        self, request: Request, progress: Progress, thresholds: Sequence[float]
+    ) -> StepForecast:
+        """Output tokens left, at least 1, the same at each threshold."""
+        length = self._rows.truths[request.id].output_tokens + self._error(request.id)
+        emitted = progress.emitted
+        left = length - emitted
+        if left <= 0.0:
+            left = max(LEAST_LEFT_TOKENS, LEAST_LEFT_SHARE * emitted) if emitted else 1.0
+        left = max(1.0, left)
+        return StepForecast(
+            tuple(thresholds), (left,) * len(thresholds), emitted + left, progress.steps
+        )
+
+    def _error(self, request_id: str) -> float:
+        if not self._sigma_tokens:
+            return 0.0
+        error = self._errors.get(request_id)
+        if error is None:
+            rng = random.Random(f"{self._seed}/lengths/{request_id}")
+            error = self._errors[request_id] = round(rng.gauss(0.0, self._sigma_tokens))
+        return error
+
+    def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
+        """Nothing to learn."""

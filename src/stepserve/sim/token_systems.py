@@ -1,0 +1,109 @@
+"""The systems that experiments with causal models compare, by name (dynaserve.md 3.10.4).
+
+The baselines are those of the paper: ``colocated-N`` runs chunked prefill with a static chunk of
+N beside all decodes, ``disaggregated-XpYd`` prefills on X instances and decodes on Y others.
+``colocated`` and ``disaggregated`` are the best of theirs for each workload and model. Two of our
+own isolate one part each: ``colocated-budget`` has the local scheduler of ``dynaserve`` alone,
+``disaggregated-bypass`` computes short prompts where they are decoded.
+
+``dynaserve`` is the published system as far as it is known, with the fill-ins of dynaserve.md
+Part 3; the others of its name change one thing. ``stepserve`` is ours: the budget of a batch is
+what is left since each request's last token, TTFT targets count, prefills go by deadline.
+"""
+
+from dataclasses import replace
+
+from stepserve.core.config import ControlConfig, TokenConfig
+from stepserve.core.request import Family
+
+from .token_config import TokenSystem
+
+CHUNKS = (256, 512, 1024, 2048)
+"""Static chunks that the baseline is tuned over (dynaserve.md 1.7)."""
+
+MOST_INSTANCES = 8
+"""Up to which every ratio of prefill to decode instances has a name."""
+
+SHORT_PROMPT_TOKENS = 512
+"""Prefill backlog up to which ``disaggregated-bypass`` prefills where it decodes."""
+
+GB = 1e9
+
+_PLAIN = TokenSystem(
+    ControlConfig(
+        family=Family.AUTOREGRESSIVE.value,
+        placement="least_loaded",
+        threshold="fixed",
+        load_control="none",
+        migration="none",
+        queue="fcfs",
+        queue_limit=10**6,
+        report_every_s=0.05,
+        tokens=TokenConfig(budget="none", ttft="ignore", order="fcfs"),
+    )
+)
+"""Reports every 50 ms (dynaserve.md 3.4), nothing that concerns diffusion."""
+
+
+def _placed(system: TokenSystem, placement: str, **tokens: object) -> TokenSystem:
+    changed = replace(system.control.tokens, **tokens)  # type: ignore[arg-type]
+    return replace(system, control=replace(system.control, placement=placement, tokens=changed))
+
+
+def _variant(system: TokenSystem, **tokens: object) -> TokenSystem:
+    return _placed(system, system.control.placement, **tokens)
+
+
+_DYNASERVE = _placed(_PLAIN, "tandem_split", budget="fixed")
+_STEPSERVE = _variant(_DYNASERVE, budget="age", ttft="respect", order="deadline")
+
+TOKEN_SYSTEMS: dict[str, TokenSystem] = {
+    **{f"colocated-{chunk}": _variant(_PLAIN, chunk_tokens=chunk) for chunk in CHUNKS},
+    **{
+        f"disaggregated-{p}p{d}d": _placed(_PLAIN, "disaggregated", prefill_instances=p)
+        for p in range(1, MOST_INSTANCES)
+        for d in range(1, MOST_INSTANCES - p + 1)
+    },
+    "colocated-budget": _variant(_PLAIN, budget="fixed"),
+    "disaggregated-bypass": _placed(
+        _PLAIN, "disaggregated", budget="fixed", bypass_tokens=SHORT_PROMPT_TOKENS
+    ),
+    "dynaserve": _DYNASERVE,
+    "dynaserve-static-512": _variant(_DYNASERVE, budget="none", chunk_tokens=512),
+    "dynaserve-static-2048": _variant(_DYNASERVE, budget="none"),
+    "dynaserve-serial-push": _variant(_DYNASERVE, push="serial"),
+    "dynaserve-cut-prompt": _variant(_DYNASERVE, cut="prompt"),
+    "dynaserve-cut-none": _variant(_DYNASERVE, cut="none"),
+    **{f"dynaserve-K{k}": _variant(_DYNASERVE, probes=k) for k in (1, 2, 4, 10)},
+    **{f"dynaserve-margin{m}": _variant(_DYNASERVE, margin_tokens=m) for m in (0, 100)},
+    "dynaserve-elapsed": _variant(_DYNASERVE, cost="elapsed"),
+    "dynaserve-pairs-1": _variant(_DYNASERVE, pairs=1),
+    "dynaserve-pairs-all": _variant(_DYNASERVE, pairs=56),
+    "dynaserve-no-gain-rule": _variant(_DYNASERVE, gain=0.0),
+    **{
+        f"dynaserve-link{gb}": replace(_DYNASERVE, link_bytes_per_s=gb * GB)
+        for gb in (1, 3, 10, 100)
+    },
+    **{
+        f"dynaserve-sigma{tokens}": replace(_DYNASERVE, sigma_tokens=float(tokens))
+        for tokens in (25, 50, 100, 200)
+    },
+    "dynaserve-class-mean": replace(_DYNASERVE, predictor="class_mean"),
+    "dynaserve-longest": replace(_DYNASERVE, predictor="longest"),
+    "stepserve": _STEPSERVE,
+    "stepserve-elapsed": _variant(_STEPSERVE, cost="elapsed"),
+    "stepserve-ttft-ignored": _variant(_STEPSERVE, ttft="ignore"),
+    "stepserve-fcfs": _variant(_STEPSERVE, order="fcfs"),
+    "stepserve-fixed-budget": _variant(_STEPSERVE, budget="fixed"),
+    "stepserve-class-mean": replace(_STEPSERVE, predictor="class_mean"),
+}
+"""Name -> system. Pairs: 56 are all ordered ones of eight instances."""
+
+
+def candidates(name: str, instances: int) -> tuple[str, ...]:
+    """The systems that a name is to be chosen from on so many instances; none of most names."""
+    if name == "colocated":
+        return tuple(f"colocated-{chunk}" for chunk in CHUNKS)
+    if name == "disaggregated":
+        return tuple(f"disaggregated-{p}p{instances - p}d" for p in range(1, instances))
+    return ()

@@ -1,0 +1,195 @@
+"""Causal requests on two live instances: cut anywhere, the answer is that of an uncut one."""
+
+import asyncio
+import contextlib
+import dataclasses
+import unittest.mock
+from typing import ClassVar
+
+import pytest
+import torch
+
+from stepserve.core.config import ServeConfig, TokenConfig
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload, SamplingParams
+from stepserve.core.protocols import Placement
+from stepserve.core.request import Family, FinishReason, Request
+from stepserve.core.segment import Segment
+from stepserve.engine.causal import AutoregressiveExecutor
+from stepserve.engine.loader import load_model
+from stepserve.live import families
+from support.causal_models import VOCAB, write_checkpoint
+from support.live_cluster import assert_at_rest, collect, running_cluster
+
+PROMPT, OUTPUT = 12, 10
+LONG = {"prompt": 400, "output": 60, "seed": 9}
+MIDDLE = {"prompt": 300, "output": 80, "seed": 7}
+"""Of these seeds the best two logits are 0.02 apart or more: rounding, which depends on what a
+batch is made of, does not decide."""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load_model(write_checkpoint(tmp_path_factory.mktemp("causal")))
+
+
+@pytest.fixture(scope="module")
+def profile(loaded):
+    return families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
+
+
+class CutAt:
+    """Places a request as its id says, ``NAME:CUT``; without a cut on the first instance."""
+
+    def place(self, request, progress, forecast, view):
+        first, *others = sorted(view.loads)
+        _, _, cut = request.id.partition(":")
+        if not cut or progress.emitted or not others:
+            return Placement((Segment(request.id, 0, 0, None, first, 0),))
+        start = Segment(request.id, 0, 0, int(cut), first, 0)
+        return Placement((start, Segment(request.id, 1, int(cut), None, others[0], 0)))
+
+
+class WatchedExecutor(AutoregressiveExecutor):
+    """Compares checksums of what it was sent with those of what it holds then."""
+
+    copies: ClassVar[list]
+    damage: ClassVar[frozenset]  # requests whose first chunk is damaged on its way
+
+    def import_kv(self, chunk):
+        if chunk.request_id in self.damage and not chunk.start:
+            chunk = dataclasses.replace(chunk, data=chunk.data + 1.0)
+        good = super().import_kv(chunk)
+        if good:
+            held = self.export_kv(chunk.request_id, chunk.epoch, chunk.start, chunk.stop)
+            self.copies.append((chunk.checksums, held.checksums))
+        return good
+
+
+@contextlib.asynccontextmanager
+async def split_cluster(loaded, profile, damage=(), **options):
+    """A cluster whose requests are cut where their ids say."""
+    options = {"instances": 2, "threads_per_instance": 1, "kv_pages": 200, **options}
+    watched = type("Watched", (WatchedExecutor,), {"copies": [], "damage": frozenset(damage)})
+    with (
+        unittest.mock.patch.object(families, "AutoregressiveExecutor", watched),
+        unittest.mock.patch.object(families, "batch_profile", return_value=profile),
+    ):
+        config = ServeConfig(**options)
+        async with running_cluster(config, loaded=loaded) as cluster:
+            cluster.loop.scheduler._placement = CutAt()
+            while len(cluster.loop.scheduler.ledger.instances) < config.instances:
+                await asyncio.sleep(0)
+            yield cluster, watched.copies
+
+
+def request(frontend, name, prompt=PROMPT, output=OUTPUT, seed=0, **sampling):
+    generator = torch.Generator().manual_seed(seed)
+    ids = tuple(torch.randint(3, VOCAB, (prompt,), generator=generator).tolist())
+    arrived_s = frontend.now_s()
+    made = Request(RequestId(name), Family.AUTOREGRESSIVE, "tiny", prompt, output, arrived_s)
+    return made, Payload(ids, SamplingParams(**{"ignore_eos": True, **sampling}))
+
+
+async def answer(cluster, name, *, on_tokens=None, **shape):
+    made, payload = request(cluster.frontend, name, **shape)
+    return await collect(cluster.frontend, made, payload, on_tokens)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}])
+async def test_every_cut_gives_the_tokens_of_an_uncut_request(loaded, profile, sampling):
+    async with split_cluster(loaded, profile) as (cluster, copies):
+        cuts = range(1, PROMPT + OUTPUT - 1)
+        names = ["whole", *(f"r:{cut}" for cut in cuts)]
+        whole, *parts = await asyncio.gather(*(answer(cluster, name, **sampling) for name in names))
+        assert len(whole.tokens) == OUTPUT
+        for cut, part in zip(cuts, parts, strict=True):
+            assert part.tokens == whole.tokens, cut
+            assert part.end.reason is FinishReason.LENGTH
+        assert len(copies) >= len(cuts)
+        assert all(sent == held for sent, held in copies)
+        assert cluster.loop.migrations == 0
+        await at_rest(cluster)
+
+
+@pytest.mark.parametrize("push", ["chunks", "serial"])
+async def test_long_requests_are_pushed_while_they_run(loaded, profile, push):
+    control = dataclasses.replace(
+        ServeConfig().control, tokens=TokenConfig(chunk_tokens=64, push=push)
+    )
+    async with split_cluster(loaded, profile, control=control) as (cluster, copies):
+        names = ["whole", "r:150", "r:333", "r:400", "r:415", "r:457"]
+        whole, *parts = await asyncio.gather(*(answer(cluster, n, **LONG) for n in names))
+        assert all(part.tokens == whole.tokens for part in parts)
+        assert (len(copies) > len(parts)) is (push == "chunks")
+        assert all(sent == held for sent, held in copies)
+        await at_rest(cluster)
+
+
+async def test_a_damaged_copy_is_computed_anew(loaded, profile):
+    async with split_cluster(loaded, profile, damage=["r:9", "r:15"]) as (cluster, copies):
+        whole = await answer(cluster, "whole")
+        for name in ("r:9", "r:15"):
+            assert (await answer(cluster, name)).tokens == whole.tokens
+        assert copies == []
+        await at_rest(cluster)
+
+
+async def test_an_answer_that_ends_early_is_not_handed_over(loaded, profile):
+    """Its second token stops it, before and after the cut."""
+    async with split_cluster(loaded, profile) as (cluster, _):
+        whole = await answer(cluster, "whole")
+        stop = whole.tokens[3]
+        early = await asyncio.gather(
+            *(answer(cluster, f"r:{cut}", stop_token_ids=(stop,)) for cut in (5, 12, 13, 19))
+        )
+        for part in early:
+            assert part.end.reason is FinishReason.STOP
+            assert part.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
+        await at_rest(cluster)
+
+
+@pytest.mark.parametrize("cut", [150, 330])
+@pytest.mark.parametrize("after", [1, 40])
+async def test_a_cancelled_request_leaves_nothing_behind(loaded, profile, cut, after):
+    async with split_cluster(loaded, profile) as (cluster, _):
+        seen = []
+
+        def leave(made):
+            seen.append(made)
+            if len(seen) == after:
+                cluster.frontend.cancel(made.id, FinishReason.CANCELLED)
+
+        end = (await answer(cluster, f"r:{cut}", on_tokens=leave, **MIDDLE)).end
+        assert end.reason is FinishReason.CANCELLED
+        await at_rest(cluster)
+
+
+@pytest.mark.parametrize("cut", [150, 330])
+@pytest.mark.parametrize("after", [1, 20, 45])
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_an_instance_is_lost_before_and_after_the_hand_over(
+    loaded, profile, cut, after, victim
+):
+    """The second emits everything where the prompt is cut; else the first emits 31 tokens."""
+    async with split_cluster(loaded, profile) as (cluster, _):
+        whole = await answer(cluster, "whole", **MIDDLE)
+        seen, names = [], sorted(cluster.loop.scheduler.ledger.instances)
+
+        def lose(made):
+            seen.append(made)
+            if len(seen) == after:
+                cluster.transport.kill(names[victim])
+
+        part = await answer(cluster, f"r:{cut}", on_tokens=lose, **MIDDLE)
+        assert part.tokens == whole.tokens
+        assert cluster.loop.losses <= 1
+        await at_rest(cluster)
+
+
+async def at_rest(cluster):
+    """Once the instances have let go of what was taken back."""
+    ledger = cluster.loop.scheduler.ledger
+    while any(i.departing or len(i.pages) for i in ledger.instances.values()):
+        await asyncio.sleep(0.001)
+    assert_at_rest(cluster)
