@@ -21,7 +21,7 @@ class TextTokenizer:
 
     Only byte-level vocabularies are taken: there each token is a byte string, so text can be
     put together incrementally without ever decoding a prefix twice. The open diffusion models
-    (LLaDA, Dream, SDAR, ...) all have one.
+    (LLaDA, Dream, SDAR, ...) all have one, as have Llama 3, Qwen2 and SmolLM2.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
