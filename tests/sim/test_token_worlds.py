@@ -189,3 +189,12 @@ def test_a_run_repeats_itself_and_fresh_schedulers_repeat_every_action(seed):
             else:
                 fresh[name] = make_local(world.config, spec)
         assert fresh[name].handle(now_s, event) == actions
+
+
+def test_a_successor_that_is_ready_early_is_not_forgotten():
+    """Its message may overtake the segment that it is about: nothing stalls for that."""
+    for seed in range(4):
+        config = replace(random_token_config(seed), planner="none")
+        world = run_token_world(seed, config, cancel_share=0.0)
+        assert world.transfers.chunks
+        assert not world.transfers.stalled

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from stepserve.core.actions import (
     FreeState,
+    Later,
     LoadState,
     LocalAction,
     Predict,
@@ -30,6 +31,7 @@ from stepserve.core.events import (
     SegmentExtended,
     SegmentPlaced,
     SegmentReleased,
+    TimedOut,
 )
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec, ResidentReport
@@ -76,6 +78,7 @@ class LocalScheduler:
         self._push_pages = push_pages
         self.residents: dict[RequestId, Resident] = {}
         self.inbound: dict[RequestId, Inbound] = {}  # not residents yet
+        self._early: dict[RequestId, HandoverPrepared] = {}
         self.outbound: dict[RequestId, Outbound] = {}  # residents no more, once at their stop
         self.pages = PageLedger(spec.page_capacity)
         self._running: Batch | None = None
@@ -113,6 +116,9 @@ class LocalScheduler:
         if segment.stop is not None:
             outbound = Outbound(segment, self.spec.page_tokens, self._push_pages)
             self.outbound[request.id] = outbound
+            early = self._early.pop(request.id, None)
+            if early is not None and early.epoch == outbound.epoch:
+                outbound.hear(early)
             actions.append(outbound.timer(PREPARE_S, HandoverStage.PREPARE))
         why = f"epoch {segment.epoch}, {pages} pages, {self.pages.free} left"
         if event.source is None:
@@ -151,7 +157,7 @@ class LocalScheduler:
         if inbound is not None and inbound.placed.segment.epoch == event.epoch:
             return inbound.hear(event) + self._begin(now_s, inbound)
         if outbound is None or outbound.epoch != event.epoch:
-            return []
+            return self._overtook(event)
         if isinstance(event, SegmentExtended):
             return self._extend(outbound, event.segment)
         if outbound.ends(event):
@@ -159,6 +165,18 @@ class LocalScheduler:
             progress = outbound.resident.progress
             return self._end(outbound.segment, progress, SegmentEnd.HANDED_OFF, None)
         return outbound.hear(event)
+
+    def _overtook(self, event: HandoverEvent) -> list[LocalAction]:
+        """A successor may be ready before the segment it follows is here: known for a while."""
+        request_id, epoch = event.request_id, event.epoch
+        if isinstance(event, HandoverPrepared):
+            self._early[request_id] = event
+            timed_out = TimedOut(request_id, epoch, HandoverStage.PREPARE)
+            return [Later(PREPARE_S, timed_out, "prepared for what is not here")]
+        early = self._early.get(request_id)
+        if early is not None and early.epoch == epoch and isinstance(event, TimedOut):
+            del self._early[request_id]
+        return []
 
     def _begin(self, now_s: float, inbound: Inbound) -> list[LocalAction]:
         """Run what was handed over, if all that it waits for has come."""
