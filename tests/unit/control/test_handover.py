@@ -532,7 +532,6 @@ def test_stale_messages_of_a_hand_over_are_ignored():
     cluster.deliver()
     a, b = (cluster.machines[InstanceId(name)] for name in "ab")
     stale = [
-        (a, HandoverPrepared("r", 9, InstanceId("c"))),
         (a, HandoverAcknowledged("r", 9)),
         (a, HandoverAcknowledged("r", 2)),  # of this one, but nothing was handed over
         (a, TimedOut("r", 9, HandoverStage.PREPARE)),
@@ -544,6 +543,9 @@ def test_stale_messages_of_a_hand_over_are_ignored():
     ]
     for machine, event in stale:
         assert machine.local.handle(0.0, event) == []
+    # Room on an instance that may yet be the successor of what has not come: kept for a while.
+    (reminder,) = a.local.handle(0.0, HandoverPrepared("r", 9, InstanceId("c")))
+    assert a.local.handle(0.5, reminder.event) == []
     rest(cluster)
     assert not cluster.truths["r"].disturbed
 
