@@ -28,8 +28,8 @@ async def submitted(headers=None, trust=True, **body):
 
 async def test_body_targets_in_seconds():
     slo = {"class": "interactive", "e2e_ms": 2500, "tpot_ms": 20, "on_miss": "reject", "weight": 1}
-    request, _ = await submitted(slo=slo | {"tbt_ms": 50})
-    assert (request.slo.e2e_s, request.slo.tpot_s, request.slo.tbt_s) == (2.5, 0.02, 0.05)
+    request, _ = await submitted(slo=slo | {"tbt_ms": 150})
+    assert (request.slo.e2e_s, request.slo.tpot_s, request.slo.tbt_s) == (2.5, 0.02, 0.15)
     assert request.slo.ttft_s == 1.0, "the class fills what is missing"
     assert request.slo.on_miss is OnMiss.REJECT
     assert request.deadline_s == 102.5, "on the frontend's clock"
@@ -104,7 +104,8 @@ async def test_header_precedence(trust, body_ms, header_ms, e2e_s):
         ("x-slo-ttft-ms", "300", lambda slo: slo.ttft_s == 0.3),
         ("x-llm-d-slo-ttft-ms", "300", lambda slo: slo.ttft_s == 0.3),
         ("x-llm-d-slo-tpot-ms", "30", lambda slo: slo.tpot_s == 0.03),
-        ("x-slo-tbt-ms", "80", lambda slo: slo.tbt_s == 0.08),
+        ("x-slo-tbt-ms", "180", lambda slo: slo.tbt_s == 0.18),
+        ("x-slo-tbt-ms", "8", lambda slo: slo.tbt_s == 0.1),
         ("x-request-deadline-unix-ms", "1002000", lambda slo: slo.e2e_s == 2.0),
         ("x-slo-class", "batch", lambda slo: slo.slo_class == "batch"),
         ("x-llm-d-inference-objective", "interactive", lambda slo: slo.e2e_s == 4.0),

@@ -3,23 +3,25 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import unittest.mock
 from typing import ClassVar
 
 import pytest
 import torch
 
-from stepserve.core.config import ServeConfig, TokenConfig
+from stepserve.core.config import ControlConfig, ServeConfig, TokenConfig
+from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
-from stepserve.core.payload import Payload, SamplingParams
+from stepserve.core.payload import KvChunk, Payload, SamplingParams
 from stepserve.core.protocols import Placement
 from stepserve.core.request import Family, FinishReason, Request
 from stepserve.core.segment import Segment
 from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.loader import load_model
-from stepserve.live import families
+from stepserve.live import deploy, families
 from support.causal_models import VOCAB, write_checkpoint
-from support.live_cluster import assert_at_rest, collect, running_cluster
+from support.live_cluster import assert_at_rest, collect, running_cluster, tiny_model
 
 PROMPT, OUTPUT = 12, 10
 LONG = {"prompt": 400, "output": 60, "seed": 9}
@@ -193,3 +195,64 @@ async def at_rest(cluster):
     while any(i.departing or len(i.pages) for i in ledger.instances.values()):
         await asyncio.sleep(0.001)
     assert_at_rest(cluster)
+
+
+ALONE = {"instances": 1, "threads_per_instance": 1, "kv_pages": 64}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"control": ControlConfig(planner="greedy")}, "control.planner"),
+        ({"predictor": "boosted"}, "predictor"),
+        ({"log_steps": "steps.csv"}, "log_steps"),
+        ({"control": ControlConfig(threshold="nonsense")}, "control.threshold"),
+        ({"control": ControlConfig(migration="nonsense")}, "control.migration"),
+        (
+            {"control": ControlConfig(placement="disaggregated")},
+            "control.tokens.prefill_instances",
+        ),
+        ({"profile": "nowhere.json"}, "profile"),
+    ],
+)
+def test_settings_that_mean_nothing_to_a_causal_model_are_refused(
+    loaded,
+    profile,
+    monkeypatch,
+    change,
+    field,
+):
+    monkeypatch.setattr("stepserve.live.families.batch_profile", lambda *_: profile)
+    with pytest.raises(FieldError) as error:
+        deploy.build_cluster(ServeConfig(**ALONE | change), loaded)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("placement", ["tandem_split", "disaggregated"])
+def test_a_diffusion_model_is_not_cut(placement):
+    config = ServeConfig(**ALONE, control=ControlConfig(placement=placement))
+    with pytest.raises(FieldError, match="autoregressive") as error:
+        deploy.build_cluster(config, tiny_model())
+    assert error.value.field == "control.placement"
+
+
+async def test_hand_overs_are_counted_and_are_no_migrations(loaded, profile):
+    async with split_cluster(loaded, profile) as (cluster, _):
+        await answer(cluster, "r:12")
+        early = await answer(cluster, "r:20", output=4)  # ends before its cut
+        await at_rest(cluster)
+        reading = cluster.control_reading()
+        assert reading.handovers == 1
+        assert reading.migrations_asked == reading.migrations_done == 0
+        assert early.end.report.migrations == 0
+
+
+async def test_nothing_keeps_the_copies_alive(loaded, profile):
+    """The reminder of a hand-over lasts for seconds; keys and values do not."""
+    tokens = TokenConfig(push="serial")
+    control = dataclasses.replace(ServeConfig().control, tokens=tokens)
+    async with split_cluster(loaded, profile, control=control) as (cluster, _):
+        await answer(cluster, "r:290", **MIDDLE)
+        await at_rest(cluster)
+        gc.collect()
+        assert not [kept for kept in gc.get_objects() if type(kept) is KvChunk]

@@ -57,6 +57,8 @@ def service_s(
     """Predicted seconds to the end at the ``index``-th threshold, among so many residents."""
     steps = forecast.remaining(index, progress.steps)
     heavy = program.heavy_left(request, progress, forecast.output_tokens)
+    if program.mix(()) is not None:  # forecasts of causal requests count the decodes alone
+        steps += heavy
     share = min(1.0, heavy / steps)
     mean_tokens = share * program.heavy_tokens(request)
     mean_tokens += (1.0 - share) * program.light_tokens(request)

@@ -56,7 +56,8 @@ def assemble_global(
     a request moves where its placement says: such policies of the configuration have no effect.
     Raises FieldError for an unknown policy name.
     """
-    config, program = _for_family(config)
+    given, (config, program) = config, _for_family(config)
+    _migration(given, program, cost), _caps(given, cost)  # unknown names are refused all the same
     return GlobalScheduler(
         config,
         program,
@@ -70,7 +71,8 @@ def assemble_global(
 
 def assemble_local(config: ControlConfig, spec: InstanceSpec, cost: CostModel) -> LocalScheduler:
     """The scheduler of one instance, with its own cost model, fed by its own batches."""
-    config, program = _for_family(config)
+    given, (config, program) = config, _for_family(config)
+    _lost(given, _threshold(given)), _refresh(given, program, cost)
     return LocalScheduler(
         spec,
         program,
@@ -97,6 +99,10 @@ def _for_family(
 def _placement(
     config: ControlConfig, program: StepProgram, cost: CostModel, segment_cost: SegmentCost | None
 ) -> PlacementPolicy:
+    causal = isinstance(program, AutoregressiveProgram)
+    if config.placement in ("tandem_split", "disaggregated") and not causal:
+        what = f"{config.placement} is for autoregressive models: it cuts requests"
+        raise FieldError("control.placement", what)
     match config.placement:
         case "least_loaded":
             return LeastLoaded()

@@ -55,10 +55,13 @@ class StepProfile:
 
     @classmethod
     def load(cls, path: Path) -> "StepProfile":
-        """Read a profile written by ``save``."""
-        table = json.loads(path.read_text())
-        host = table.get("host_s", 0.0), table.get("host_row_s", 0.0)
-        return cls(tuple(table["sizes"]), tuple(table["seconds"]), table["source"], *host)
+        """Read a profile written by ``save``. Raises FieldError (``profile``) for another file."""
+        try:
+            table = json.loads(path.read_text())
+            host = table.get("host_s", 0.0), table.get("host_row_s", 0.0)
+            return cls(tuple(table["sizes"]), tuple(table["seconds"]), table["source"], *host)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FieldError("profile", f"{path} is no step-time table: {error!r}") from error
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON."""

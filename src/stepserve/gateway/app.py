@@ -11,6 +11,7 @@ from fastapi.responses import PlainTextResponse, Response
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import Frontend
+from stepserve.core.request import Family
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError, install_error_handlers
 from stepserve.gateway.middleware import BodyLimit, RequestIds
@@ -137,7 +138,7 @@ class _Facts:
 
     def _model(self) -> dict[str, Any]:
         card = self._card
-        return {
+        facts: dict[str, Any] = {
             "id": card.id,
             "object": "model",
             "created": self._created,
@@ -146,5 +147,7 @@ class _Facts:
             "default_max_tokens": card.default_max_tokens,
             "default_temperature": card.default_temperature,
             "family": card.family.value,
-            "block_lengths": card.block_lengths,
         }
+        if card.family is Family.DIFFUSION:
+            facts["block_lengths"] = card.block_lengths
+        return facts

@@ -70,6 +70,7 @@ class SLOReader:
         ttft_s = _seconds(self._target(fields.ttft_ms, headers, _TTFT))
         tpot_s = _seconds(self._target(fields.tpot_ms, headers, _TPOT))
         tbt_s = _seconds(self._target(fields.tbt_ms, headers, _TBT))
+        least_tbt_s = defaults.tbt_s or self._config.control.tokens.tbt_s
         e2e_s = defaults.e2e_s if e2e_s is None else e2e_s
         on_miss = OnMiss(fields.on_miss or OnMiss.DEGRADE)
         if on_miss is OnMiss.REJECT and e2e_s is None:
@@ -79,7 +80,7 @@ class SLOReader:
             e2e_s=e2e_s,
             ttft_s=defaults.ttft_s if ttft_s is None else ttft_s,
             tpot_s=defaults.tpot_s if tpot_s is None else tpot_s,
-            tbt_s=defaults.tbt_s if tbt_s is None else tbt_s,
+            tbt_s=defaults.tbt_s if tbt_s is None else max(tbt_s, least_tbt_s),
             on_miss=on_miss,
             weight=min(fields.weight or defaults.weight, defaults.weight),
         )

@@ -169,10 +169,11 @@ class Translator:
             )
         if asked is not None and asked > room:
             name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+            blocks = f", and output is reserved in blocks of {block}" if block > 1 else ""
             raise FieldError(
                 name,
-                f"{asked} is too many: the prompt has {used} tokens, the context {context}, and "
-                f"output is reserved in blocks of {block}, so at most {room} fit",
+                f"{asked} is too many: the prompt has {used} tokens, the context "
+                f"{context}{blocks}, so at most {room} fit",
             )
         limit = min(self.card.default_max_tokens, room) if asked is None else asked
         if (body.min_tokens or 0) > limit:
@@ -233,9 +234,15 @@ class Translator:
             {"dlm.max_forwards": fields.max_forwards, "dlm.max_nfe": fields.max_nfe}
         )
         if self.card.family is not Family.DIFFUSION:
-            asked = (body.dlm, threshold, max_steps, body.reasoning_effort)
-            if any(value is not None for value in asked):
-                raise FieldError("dlm", f"{self.card.id!r} is not a diffusion model")
+            asked = {
+                "dlm": body.dlm,
+                "confidence_threshold": threshold,
+                "num_denoising_steps": max_steps,
+                "reasoning_effort": body.reasoning_effort,
+            }
+            for name, value in asked.items():
+                if value is not None:
+                    raise FieldError(name, f"{self.card.id!r} is not a diffusion model")
             return DiffusionOptions()
         if fields.stream_mode == "snapshot":
             raise FieldError("dlm.stream_mode", "snapshots are not supported; streams append")

@@ -3,7 +3,14 @@
 import threading
 
 from stepserve.core.actions import Predict, Send
-from stepserve.core.events import CapsSet, PlanSolved, RequestCancelled, SegmentReleased
+from stepserve.core.events import (
+    CapsSet,
+    HandoverAcknowledged,
+    PlanSolved,
+    RequestCancelled,
+    SegmentReleased,
+)
+from stepserve.core.segment import ReleasePoint
 
 from .recording import Handled
 
@@ -18,6 +25,7 @@ class Counters:
         self.forecasts_refreshed = 0
         self.caps_updates = 0
         self.migrations_asked = 0
+        self.handovers = 0
         self.plans_solved = 0
 
     def note(self, handled: Handled) -> None:
@@ -30,7 +38,10 @@ class Counters:
             self.events[kind] += 1
             if kind == "local":
                 self.forecasts_refreshed += sum(isinstance(a, Predict) for a in handled.actions)
+                self.handovers += isinstance(handled.event, HandoverAcknowledged)
             self.plans_solved += isinstance(handled.event, PlanSolved)
             self.caps_updates += any(isinstance(event, CapsSet) for event in sent)
             if not cancels:
-                self.migrations_asked += sum(isinstance(e, SegmentReleased) for e in sent)
+                self.migrations_asked += sum(
+                    isinstance(e, SegmentReleased) and e.at is ReleasePoint.CUT for e in sent
+                )

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import time
@@ -34,7 +33,7 @@ from stepserve.planning.assemble import make_planner
 
 from .counters import Counters
 from .event_log import EventLog
-from .families import model_folder, new_global, new_local, parts
+from .families import cores_per_instance, model_folder, new_global, new_local, parts
 from .frontend import LiveFrontend
 from .instance import Instance
 from .loop import ControlLoop
@@ -57,13 +56,6 @@ def load(config: ServeConfig) -> LoadedModel:
     except (RuntimeError, AssertionError) as error:
         raise FieldError("device", f"{config.device!r} cannot be used: {error}") from error
     return load_model(model_folder(config.model), device, DTYPES[config.dtype])
-
-
-def cores_per_instance(config: ServeConfig) -> int:
-    """CPU threads of each instance: as configured, else the cores shared out evenly."""
-    if config.threads_per_instance:
-        return config.threads_per_instance
-    return max(1, len(os.sched_getaffinity(0)) // config.instances)
 
 
 @dataclass(frozen=True)
@@ -97,6 +89,7 @@ class Cluster:
             caps_updates=counters.caps_updates,
             migrations_asked=counters.migrations_asked,
             migrations_done=self.loop.migrations,
+            handovers=counters.handovers,
             forecasts_refreshed=counters.forecasts_refreshed,
             plans_solved=counters.plans_solved,
             layout_changes=scheduler.reconfiguration.changes,

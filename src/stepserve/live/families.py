@@ -7,6 +7,7 @@ with, so a replay makes them here, too.
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,13 @@ def model_folder(name: str) -> Path:
     return folder
 
 
+def cores_per_instance(config: ServeConfig) -> int:
+    """CPU threads of each instance: as configured, else the cores shared out evenly."""
+    if config.threads_per_instance:
+        return config.threads_per_instance
+    return max(1, len(os.sched_getaffinity(0)) // config.instances)
+
+
 def parts(config: ServeConfig, loaded: LoadedModel) -> Parts:
     """The parts of the model's family. Raises FieldError for what it cannot be served with."""
     if loaded.family is Family.AUTOREGRESSIVE:
@@ -117,6 +125,14 @@ def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
     given, usual = config.control, ControlConfig()
     if given.planner != "none":
         raise FieldError("control.planner", "layouts are planned for diffusion models only")
+    if config.predictor not in ("auto", "mean"):
+        raise FieldError("predictor", "trained ones are of diffusion models")
+    if config.log_steps:
+        raise FieldError("log_steps", "step logs are of diffusion models: they train predictors")
+    first = given.tokens.prefill_instances
+    if given.placement == "disaggregated" and not 1 <= first < config.instances:
+        what = f"must be in 1 .. {config.instances - 1}: some prefill, the others decode"
+        raise FieldError("control.tokens.prefill_instances", what)
     split = given.placement == usual.placement
     rare = given.predict_every_tokens == usual.predict_every_tokens
     control = dataclasses.replace(
@@ -141,7 +157,7 @@ def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
     elif config.profile:
         raise FieldError("profile", f"no file {path}; make one with: stepserve profile")
     else:
-        profile = batch_profile(loaded, config.threads_per_instance or 1)
+        profile = batch_profile(loaded, cores_per_instance(config))
     return Parts(Header(control, {}, profile), Hinted(ClassMean()), executor)
 
 

@@ -34,6 +34,7 @@ from stepserve.core.events import (
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.payload import KvChunk
 from stepserve.core.protocols import BatchResult, Executor, KvPages, StepPredictor
+from stepserve.core.request import FinishReason
 from stepserve.core.step import Batch, StepOutcome
 
 from .messages import Delivery, InstanceOutput, StepRecord
@@ -119,7 +120,9 @@ class Instance:
     def _explained(self, outcome: StepOutcome) -> StepOutcome:
         """A request that could not be loaded fails with the reason of that."""
         refusal = self._refused.get(outcome.request_id)
-        return outcome if refusal is None else outcome._replace(error=refusal)
+        if refusal is None:
+            return outcome
+        return outcome._replace(error=refusal, finished=FinishReason.ERROR)
 
     def _record_steps(
         self,
@@ -187,6 +190,7 @@ class Instance:
         assert delivery.payload is not None, "a segment that begins brings its payload"
         try:
             self._executor.add(action.request, delivery.payload, action.progress, delivery.settled)
+            self._refused.pop(action.request.id, None)
         except Exception as error:  # one request that cannot be held harms nobody else
             logger.exception("request %s cannot be held", action.request.id)
             self._refused[action.request.id] = str(error)

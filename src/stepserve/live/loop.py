@@ -172,8 +172,9 @@ class ControlLoop:
         for to, delivery in output.peers:
             self._pass_on(to, delivery)
         assert self._loop is not None, "attached together"
+        origin = InstanceOutput(output.instance, output.incarnation)  # without what it carried
         for after_s, timed_out in output.later:
-            self._loop.call_later(after_s, self._remind, output, timed_out)
+            self._loop.call_later(after_s, self._remind, origin, timed_out)
 
     def _pass_on(self, to: InstanceId, delivery: Delivery) -> None:
         """From one instance to another; a hand-over brings the tokens that reached us along."""
@@ -185,14 +186,17 @@ class ControlLoop:
             delivery = Delivery(delivery.event, record.payload, record.token_ids())
         self._transport.deliver(to, delivery)
 
-    def _remind(self, output: InstanceOutput, event: TimedOut) -> None:
+    def _remind(self, origin: InstanceOutput, event: TimedOut) -> None:
         assert self._transport is not None, "outputs come from the transport"
-        if self._transport.current(output):
-            self._transport.deliver(output.instance, Delivery(event))
+        if self._transport.current(origin):
+            self._transport.deliver(origin.instance, Delivery(event))
 
     def _note_release(self, event: SegmentEnded) -> None:
-        record = self.records.get(event.segment.request_id)
-        if record is not None and event.segment.epoch >= record.epoch:
+        request_id = event.segment.request_id
+        tracked = self.scheduler.ledger.requests.get(request_id)
+        record = self.records.get(request_id)
+        current = None if tracked is None else tracked.segment
+        if record is not None and current is not None and current.epoch == event.segment.epoch:
             record.released = event.end is SegmentEnd.RELEASED
 
     def _handle(self, event: GlobalEvent) -> None:

@@ -21,6 +21,7 @@ class ControlReading:
     caps_updates: int = 0
     migrations_asked: int = 0
     migrations_done: int = 0
+    handovers: int = 0
     forecasts_refreshed: int = 0
     plans_solved: int = 0
     layout_changes: int = 0
@@ -37,6 +38,7 @@ _COUNTERS = {
     "caps_updates": "Updates of threshold caps that changed some.",
     "migrations_asked": "Requests asked to leave a healthy instance at a cut.",
     "migrations_done": "Requests placed anew after they left as asked.",
+    "handovers": "Hand-overs of requests that were placed on several instances.",
     "forecasts_refreshed": "Forecasts of remaining steps renewed while requests ran.",
     "plans_solved": "Answers of the layout planner.",
     "layout_changes": "Plans that changed the layout.",

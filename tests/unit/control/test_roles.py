@@ -55,5 +55,5 @@ def test_a_full_instance_keeps_its_role():
 
 
 def test_it_is_built_by_name():
-    config = ControlConfig(placement="disaggregated")
+    config = ControlConfig(family="autoregressive", placement="disaggregated")
     assemble_global(config, StepTable({1: PROFILE}))

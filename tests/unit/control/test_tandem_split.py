@@ -399,7 +399,7 @@ def test_more_probes_level_the_two_sides(cost, a, b):
 
 
 def test_it_is_built_by_name_and_needs_a_segment_cost():
-    config = ControlConfig(placement="tandem_split")
+    config = ControlConfig(family="autoregressive", placement="tandem_split")
     table = StepTable({1: PROFILE})
     assemble_global(config, table, Additive())
     with pytest.raises(FieldError, match=r"control\.placement: tandem_split needs"):
