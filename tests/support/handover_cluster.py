@@ -126,6 +126,7 @@ class Row:
 class Machine:
     """One incarnation of an instance."""
 
+    number: int
     spec: InstanceSpec
     local: LocalScheduler
     rows: dict[RequestId, Row] = field(default_factory=dict)
@@ -138,6 +139,7 @@ class HandoverCluster:
     def __init__(self, *names, pages=12, push_pages=1, report_every_s=0.0):
         self.truths: dict[RequestId, Truth] = {}
         self.now_s = 0.0
+        self.built = 0
         self.push_pages, self.report_every_s = push_pages, report_every_s
         program, cost = AutoregressiveProgram(8), KnownSeconds()
         config = ControlConfig(family="autoregressive", migration="none", load_control="none")
@@ -169,14 +171,13 @@ class HandoverCluster:
             self.report_every_s,
             self.push_pages,
         )
-        machine = self.machines[spec.id] = Machine(spec, local)
+        self.built += 1
+        machine = self.machines[spec.id] = Machine(self.built, spec, local)
         self.post(("up", spec.id), GLOBAL, (InstanceUp(spec), machine))
 
     def lose(self, name):
         machine = self.machines.pop(InstanceId(name))
         machine.alive = False
-        for request_id in machine.rows:
-            self.truths[request_id].disturbed = True
         self.post(("lost", name), GLOBAL, machine)
 
     def rebuild(self):
@@ -202,6 +203,8 @@ class HandoverCluster:
         kind = link[0]
         if kind == "lost":
             machine = what
+            for truth in self.truths.values():
+                truth.disturbed |= truth.answer is None
             told = tuple((n, t.reached) for n, t in self.truths.items() if t.answer is None)
             if self.known.get(machine.spec.id) is machine:
                 del self.known[machine.spec.id]
@@ -294,7 +297,7 @@ class HandoverCluster:
             match action:
                 case Send(to, event):
                     machine = self.known[to]  # the global scheduler sends to what it knows
-                    self.post(("send", to, id(machine)), machine, event)
+                    self.post(("send", to, machine.number), machine, event)
                 case Predict():
                     self.post(("predict",), GLOBAL, self.predicted(action))
                 case Finish(request_id):
@@ -325,7 +328,7 @@ class HandoverCluster:
                     assert machine.batch is None
                     machine.batch = batch
                 case Report(told):
-                    self.post(("report", name, id(machine)), GLOBAL, told)
+                    self.post(("report", name, machine.number), GLOBAL, told)
                 case Predict():
                     self.post(("forecast", name), machine, self.predicted(action))
                 case LoadState():

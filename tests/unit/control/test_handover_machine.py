@@ -47,7 +47,7 @@ class Handovers(RuleBasedStateMachine):
     def choose(self, data, of):
         return of[data.draw(st.integers(0, len(of) - 1))]
 
-    @precondition(lambda self: len(self.cluster.truths) < 4)
+    @precondition(lambda self: len(self.cluster.scheduler.ledger.requests) < 4)
     @rule(
         prompt=st.integers(1, 12),
         limit=st.integers(1, 8),
