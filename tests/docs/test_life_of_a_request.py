@@ -47,11 +47,3 @@ def test_the_numbers_of_the_causal_requests_belong_together(column):
     assert sum(pushed) == cut
     assert settled == [prompt + output - 1]
     assert f"`s={cut} of {prompt + output}, " in TEXT
-
-
-def test_files_named_in_the_documents_exist():
-    for document in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")]:
-        for path in re.findall(
-            r"`((?:tests|docs|benchmarks|src|tools)/[\w./-]+)`", document.read_text()
-        ):
-            assert (ROOT / path).exists(), f"{document.name} names {path}"
