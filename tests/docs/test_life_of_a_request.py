@@ -4,29 +4,46 @@ import importlib
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs" / "life-of-a-request.md").read_text()
 STOPS = re.split(r"^## \d\. ", TEXT, flags=re.MULTILINE)[1:]
+SYMBOL, TEST = r"`(stepserve[\w.]*):([\w.]+)`", r"^Test(?: of it)?: `(.+)`$"
 
 
 def test_there_are_nine_stops():
     assert len(STOPS) == 9
 
 
-def test_every_stop_names_a_symbol_and_a_test_that_exist():
-    for stop in STOPS:
-        module, path = re.search(r"`(stepserve[\w.]*):([\w.]+)`", stop).groups()
-        found = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-        assert found.__doc__, f"{module}:{path} says what it does"
-        test = ROOT / re.search(r"^Test: `(.+)`$", stop, flags=re.MULTILINE).group(1)
-        assert "def test_" in test.read_text()
+@pytest.mark.parametrize("stop", STOPS, ids=[stop.splitlines()[0] for stop in STOPS])
+def test_every_stop_names_a_symbol_and_a_test_for_each_family(stop):
+    for text in stop.split("\n## ")[0].split("**Causal.**", 1):
+        assert re.search(SYMBOL, text)
+        (test,) = re.findall(TEST, text, flags=re.MULTILINE)
+        assert "def test_" in (ROOT / test).read_text()
+    assert "**Causal.**" in stop
 
 
-def test_files_named_in_the_documents_exist():
-    for document in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")]:
-        for path in re.findall(
-            r"`((?:tests|docs|benchmarks|src|tools)/[\w./-]+)`", document.read_text()
-        ):
-            assert (ROOT / path).exists(), f"{document.name} names {path}"
+@pytest.mark.parametrize(("module", "path"), re.findall(SYMBOL, TEXT))
+def test_symbols_exist_and_say_what_they_do(module, path):
+    found = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found.__doc__
+
+
+@pytest.mark.parametrize("column", [0, 1], ids=["A", "B"])
+def test_the_numbers_of_the_causal_requests_belong_together(column):
+    """They were read off a run; this holds whatever the run."""
+    rows = re.findall(r"^\| (.+?) \| (\d[\d, ]*) \| (\d[\d, ]*) \|$", TEXT, flags=re.MULTILINE)
+    prompt, output, cut, emitted, pages, pushed, settled = (
+        [int(number) for number in columns[column].split(",")] for _, *columns in rows
+    )
+    (prompt,), (output,), (cut,) = prompt, output, cut
+    assert (cut < prompt) is (column == 0)
+    assert emitted == [max(0, cut - prompt + 1)]
+    assert pages == [-(-cut // 16), -(-(prompt + output) // 16)]
+    assert sum(pushed) == cut
+    assert settled == [prompt + output - 1]
+    assert f"`s={cut} of {prompt + output}, " in TEXT

@@ -8,8 +8,7 @@ chunks may overtake each other; chunks of one pair of instances do not.
 
 Nothing here reserves, runs or ends anything: that is the local scheduler's. What happens when
 instances are lost is the global scheduler's (``splits``). Deviations: decoded tokens are pushed
-in as many pages as prefilled ones, not every 16. An answer that overtakes the predecessor's own
-placement is not kept: as if none had come, the request stays where it is.
+in as many pages as prefilled ones, not every 16.
 """
 
 from stepserve.core.actions import Later, LocalAction, PushChunk, Report, Tell

@@ -1,9 +1,19 @@
 """What happened to one request, told from an event log: when, what, and why."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from stepserve.core.actions import Action, Finish, PushChunk, Reject, RunBatch, Send
+from stepserve.core.actions import (
+    Action,
+    Finish,
+    LoadState,
+    PushChunk,
+    Reject,
+    Report,
+    RunBatch,
+    Send,
+)
 from stepserve.core.errors import FieldError
 from stepserve.core.events import (
     BatchDone,
@@ -30,6 +40,38 @@ from stepserve.core.step import Batch, Step, StepOutcome
 from .event_log import Entry, Scheduler, read_events
 
 
+@dataclass(slots=True)
+class _Stay:
+    """A segment on its instance, from when it begins to run there."""
+
+    placed: SegmentPlaced
+    began_s: float
+    emitted: int
+    first_token_s: float | None = None
+    last_token_s: float = 0.0
+    tokens: int = 0  # emitted here
+
+    def take(self, at_s: float, emitted: int) -> None:
+        """A step has ended with so many tokens emitted in all."""
+        new, self.emitted = emitted - self.emitted, emitted
+        if new > 0:
+            if self.first_token_s is None:
+                self.first_token_s = at_s
+            self.last_token_s = at_s
+            self.tokens += new
+
+    def as_predicted(self, at_s: float) -> str:
+        """How long it took, beside what its placement was chosen for."""
+        predicted_s, tbt_s = self.placed.predicted_s, self.placed.predicted_tbt_s
+        if predicted_s is None:
+            return ""
+        text = f" in {at_s - self.began_s:.3f} s (predicted {predicted_s:.3f} s)"
+        if tbt_s is None or self.first_token_s is None or self.tokens < 2:
+            return text
+        mean_ms = (self.last_token_s - self.first_token_s) / (self.tokens - 1) * 1e3
+        return f"{text}, {mean_ms:.1f} ms between tokens (predicted {tbt_s * 1e3:.1f} ms)"
+
+
 def story(path: Path, asked: str) -> Iterator[str]:
     """Lines about a request, with seconds since it arrived. ``asked``: its id, or its reply's.
 
@@ -37,7 +79,7 @@ def story(path: Path, asked: str) -> Iterator[str]:
     """
     _, entries = read_events(path)
     running: dict[Scheduler, Batch] = {}
-    joined: dict[int, tuple[float, SegmentPlaced]] = {}  # by epoch
+    stays: dict[Scheduler, _Stay] = {}
     request: Request | None = None
     seen = 0
     for entry in entries:
@@ -45,27 +87,35 @@ def story(path: Path, asked: str) -> Iterator[str]:
             seen += 1
             if entry.event.request.id in (asked, f"{asked}-0"):  # the reply's first choice
                 request = entry.event.request
-        event = entry.event
-        if request and isinstance(event, SegmentPlaced) and event.request.id == request.id:
-            joined[event.segment.epoch] = entry.at_s, event
-        for line in _lines(entry, request.id if request else "", running):
-            if line.startswith("left ") and isinstance(event, SegmentEnded):
-                line += _as_predicted(entry.at_s, joined.get(event.segment.epoch))
+        for line in _lines(entry, request.id if request else "", running, stays):
             since_s = entry.at_s - request.arrival_s if request else 0.0
             yield f"{since_s:9.4f} s  {line}"
     if request is None:
         raise FieldError("--request", f"no {asked!r} among the {seen} requests of {path}")
 
 
-def _lines(entry: Entry, request_id: str, running: dict[Scheduler, Batch]) -> Iterator[str]:
-    event = entry.event
+def _lines(
+    entry: Entry, request_id: str, running: dict[Scheduler, Batch], stays: dict[Scheduler, _Stay]
+) -> Iterator[str]:
+    event, stay = entry.event, stays.get(entry.scheduler)
+    if isinstance(event, SegmentPlaced) and event.request.id == request_id:
+        stay = stays[entry.scheduler] = _Stay(event, entry.at_s, event.progress.emitted)
     if isinstance(event, BatchDone):
-        yield from _step(entry, event, request_id, running.pop(entry.scheduler, None))
+        yield from _step(entry, event, request_id, running.pop(entry.scheduler, None), stay)
     elif (line := _event(event, request_id) or _handover(entry, request_id)) is not None:
         yield line
     for action in entry.actions:
         if isinstance(action, RunBatch):
             running[entry.scheduler] = action.batch
+        elif isinstance(action, LoadState) and action.request.id == request_id:
+            if stay is not None and not isinstance(event, SegmentPlaced):
+                stay.began_s, stay.emitted = entry.at_s, action.progress.emitted
+                yield f"{entry.instance} takes over: {action.why}"
+        elif isinstance(action, Report) and isinstance(action.event, SegmentEnded):
+            segment, end, progress, _ = action.event
+            if segment.request_id == request_id and stay is not None:
+                took = stay.as_predicted(entry.at_s)
+                yield f"left {segment.instance}: {end}, {progress.settled} positions settled{took}"
         elif (line := _action(action, request_id)) is not None:
             yield line
 
@@ -78,16 +128,14 @@ def _event(event: Event, request_id: str) -> str | None:
             return f"cancelled by its client ({reason})"
         case Predicted(name, forecast) if name == request_id:
             return f"predicted: {_steps(forecast)}"
-        case SegmentPlaced(segment, cap=cap, source=None) if segment.request_id == request_id:
+        case SegmentPlaced(segment, source=None) if segment.request_id == request_id:
             until = "" if segment.stop is None else f" until {segment.stop}"
-            at = f"at position {segment.start}{until}, cap {cap:g}"
-            return f"joined {segment.instance} {at}"
+            cap = f", cap {event.cap:g}" if event.request.family is Family.DIFFUSION else ""
+            return f"joined {segment.instance} at position {segment.start}{until}{cap}"
         case SegmentPlaced(segment, source=source) if segment.request_id == request_id:
             return f"room on {segment.instance}, to go on at {segment.start} after {source}"
         case CapsSet(caps) if request_id in dict(caps):
             return f"cap {dict(caps)[request_id]:g}"  # type: ignore[index]
-        case SegmentEnded(segment, end, progress) if segment.request_id == request_id:
-            return f"left {segment.instance}: {end}, {progress.settled} positions settled"
     return None
 
 
@@ -103,13 +151,14 @@ def _handover(entry: Entry, request_id: str) -> str | None:
             state = "landed" if intact else "came in damaged"
             return f"keys and values {start} to {stop} {state} on {here}"
         case HandedOff(progress=progress):
-            return f"{here} takes over at {progress.settled}, {progress.emitted} tokens are out"
+            at = f"{progress.settled}, with {progress.emitted} tokens emitted"
+            return f"handed off to {here} at {at}"
         case HandoverAcknowledged():
-            return f"{here} knows that it was taken over"
+            return f"{here} hears that it was taken over"
         case SegmentExtended():
             return f"{here} goes on to the end: there is no successor any more"
-        case TimedOut(stage=stage):
-            return f"{here}: time is up for {stage}"
+        case TimedOut(stage=stage) if entry.actions:  # else nobody waited any more
+            return f"{here} waits no longer: {stage}"
         case HandoverStalled():
             return "the successor made no room in time"
     return None
@@ -120,7 +169,9 @@ def _action(action: Action, request_id: str) -> str | None:
         case PushChunk(to, name, start=start, stop=stop, why=why) if name == request_id:
             return f"keys and values {start} to {stop} go to {to}: {why}"
         case Send(to, SegmentPlaced(segment), why) if segment.request_id == request_id:
-            return f"placed on {to}: {why}"
+            where = f" from {segment.start}" if segment.start else ""
+            where += "" if segment.stop is None else f" up to {segment.stop}"
+            return f"placed on {to}{where}: {why}"
         case Send(to, SegmentReleased(name, at=at), why) if name == request_id:
             return f"{to} is asked to let it go at the next {at}: {why}"
         case Reject(name, why=why) if name == request_id:
@@ -130,12 +181,16 @@ def _action(action: Action, request_id: str) -> str | None:
     return None
 
 
-def _step(entry: Entry, event: BatchDone, request_id: str, batch: Batch | None) -> Iterator[str]:
+def _step(
+    entry: Entry, event: BatchDone, request_id: str, batch: Batch | None, stay: _Stay | None
+) -> Iterator[str]:
     pairs: list[tuple[Step, StepOutcome]] = []
     if batch is not None:
         pairs = list(zip(batch.steps, event.outcomes, strict=True))
     for step, outcome in pairs:
         if step.request_id == request_id:
+            if stay is not None:
+                stay.take(entry.at_s, outcome.emitted)
             level = "" if step.threshold is None else f" at {step.threshold:g}"
             forced = f" ({outcome.forced} forced)" if outcome.forced else ""
             yield (
@@ -145,23 +200,13 @@ def _step(entry: Entry, event: BatchDone, request_id: str, batch: Batch | None) 
             )
 
 
-def _as_predicted(at_s: float, joined: tuple[float, SegmentPlaced] | None) -> str:
-    """How long a segment took, beside what its placement was chosen for."""
-    if joined is None or joined[1].predicted_s is None:
-        return ""
-    joined_s, placed = joined
-    tbt = placed.predicted_tbt_s
-    between = "" if tbt is None else f" and {tbt * 1e3:.1f} ms between tokens"
-    took_s = at_s - joined_s
-    return f", {took_s:.3f} s after it joined (predicted {placed.predicted_s:.3f} s{between})"
-
-
 def _facts(request: Request) -> str:
     slo = request.slo.e2e_s
     deadline = "no deadline" if slo is None else f"deadline in {slo:g} s"
     sizes = f"prompt {request.prompt_tokens}, at most {request.max_output_tokens} tokens"
     if request.family is Family.AUTOREGRESSIVE:
-        return f"{sizes}, {deadline}"
+        tbt = "" if request.slo.tbt_s is None else f", {request.slo.tbt_s:g} s between tokens"
+        return f"{sizes}, {deadline}{tbt}"
     bounds = request.diffusion.thresholds
     return (
         f"{sizes}, {deadline}, "
@@ -171,6 +216,6 @@ def _facts(request: Request) -> str:
 
 def _steps(forecast: StepForecast) -> str:
     if len(forecast.steps) == 1:
-        return f"{forecast.steps[0]:.1f} steps, {forecast.output_tokens:.1f} tokens"
+        return f"{forecast.steps[0]:.1f} more steps, {forecast.output_tokens:.1f} tokens in all"
     pairs = zip(forecast.thresholds, forecast.steps, strict=True)
     return ", ".join(f"{steps:.1f} steps at {level:g}" for level, steps in pairs)
