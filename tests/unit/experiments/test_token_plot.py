@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
 
-matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 sys.path.insert(0, str(Path(__file__).parents[3] / "experiments"))
 import token_plot
