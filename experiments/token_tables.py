@@ -217,7 +217,7 @@ def budget(folder: Path, fact: Fact) -> Ours | None:
     kept, static, short = found
     inside = kept.mean >= fact["with"] and min(static.mean, short.mean) <= fact["without"]
     cells = [ranged(s, "{:.1f}", 100.0) for s in (static, kept, short)]
-    remark = f"at {rates[-1]:g}/s, chunks of 2048; of 512: {cells[2]}"
+    remark = f"at {rates[-1]:.2f}/s, chunks of 2048; of 512: {cells[2]}"
     return Ours((DASH, DASH, f"{cells[0]} -> {cells[1]}"), inside, remark)
 
 
