@@ -29,7 +29,7 @@ benchmarks: $(READY)
 	$(BIN)/python benchmarks/gateway.py
 
 # Short versions of some experiments, tables on the screen: minutes, on two cores.
-QUICK := $(foreach name,headline load-llada-gsm8k ablations bundled two-hours hybrid,\
+QUICK := $(foreach name,headline load-llada-gsm8k ablations bundled two-hours hybrid ar-fixed ar-budget,\
 	$(patsubst experiments/%/config.toml,%,$(wildcard experiments/$(name)/config.toml)))
 
 experiments-quick: $(READY)
@@ -46,6 +46,7 @@ experiments: $(READY)
 		$(BIN)/stepserve simulate $$config --jobs 2 --out out/full/$$name || exit 1; \
 		cp out/full/$$name/results.json experiments/$$name/; \
 		echo "$$name: $$(( ($$(date +%s) - start) / 60 )) minutes since the start"; done
+	cp out/full/ar-overhead/timing.json experiments/ar-overhead/
 	$(BIN)/python experiments/plot.py --all
 	$(BIN)/python experiments/tables.py --write
 

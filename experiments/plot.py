@@ -14,6 +14,7 @@ from typing import Any
 
 import matplotlib
 import readings
+import token_plot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -367,9 +368,9 @@ def main() -> None:
         if result is None:
             parser.error(f"{args.results / name} has no results.json")
         if result["config"].get("family") == "autoregressive":
-            print(f"{name}: causal models have no picture yet")
-            continue
-        figure = DRAWINGS.get(name, sweep)(name, result, args.results)
+            figure = token_plot.picture(name, result)
+        else:
+            figure = DRAWINGS.get(name, sweep)(name, result, args.results)
         path = args.results / name / f"{name}.png"
         figure.savefig(path, dpi=110)
         pyplot.close(figure)

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import readings
+import token_tables
+from cells import DASH, Lines, ranged, table
 from readings import HERE, Rows, Spread, Study
 
 DOCUMENT = HERE.parent / "docs" / "simulator-fidelity.md"
 TARGET = 0.95
 CLEAR_POINTS = 3.0
 """Published differences between systems that are larger than chance, in points."""
-DASH = "-"
 PLANNED = "dilaserve-reconfigured"
 """The published system of the 2-hour run: it plans layouts."""
 
-Lines = list[str]
 UNITS = {  # column: heading, factor, format
     "attainment": ("SLO attainment, %", 100.0, "{:.1f}"),
     "accuracy": ("accuracy, % (simulated: proxy)", 100.0, "{:.1f}"),
@@ -33,20 +33,6 @@ UNITS = {  # column: heading, factor, format
     "latency_p99_s": ("99th percentile of latency, s", 1.0, "{:.2f}"),
     "threshold_mean": ("mean threshold", 1.0, "{:.3f}"),
 }
-
-
-def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> Lines:
-    """In Markdown."""
-    rows = [head, ["---"] * len(head), *body]
-    return ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def ranged(spread: Spread | None, form: str, factor: float = 1.0) -> str:
-    """Mean [smallest..largest] over seeds."""
-    if spread is None:
-        return DASH
-    mean, low, high = (form.format(factor * v) for v in (spread.mean, spread.low, spread.high))
-    return mean if len(spread.values) == 1 else f"{mean} [{low}..{high}]"
 
 
 def headline(folder: Path) -> Lines:
@@ -327,7 +313,11 @@ def crossing(folder: Path) -> str:
     return f"above {8 * last:g}" if last else DASH
 
 
-SECTIONS: dict[str, Callable[[Path], Lines]] = {"headline": headline, "fidelity": fidelity}
+SECTIONS: dict[str, Callable[[Path], Lines]] = {
+    "headline": headline,
+    "fidelity": fidelity,
+    "dynaserve": token_tables.dynaserve,
+}
 
 
 def written(text: str, folder: Path) -> str:
