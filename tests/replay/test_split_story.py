@@ -47,7 +47,7 @@ async def serve(config, loaded, prompt, output):
             request = dataclasses.replace(
                 request,
                 arrival_s=cluster.frontend.now_s(),
-                slo=SLO(tbt_s=0.1),
+                slo=SLO(ttft_s=9.0, tbt_s=0.1),
                 expected_output_tokens=output,
             )
             end = (await collect(cluster.frontend, request, payload)).end
@@ -94,7 +94,8 @@ def test_the_story_of_a_split_request(told, where, capsys):
                 return found.groups()
         raise AssertionError(f"{pattern!r} is not in {told_stops}")
 
-    follows(f"arrived: prompt {prompt}, at most {output} tokens, no deadline, 0.1 s between tokens")
+    targets = "no deadline, 9 s to the first token, 0.1 s between tokens"
+    follows(f"arrived: prompt {prompt}, at most {output} tokens, {targets}")
     times = r"T1 ([\d.]+) s, T2 ([\d.]+) s, TBT ([\d.]+) s"
     cut, *promised = follows(rf"placed on {SECOND} from (\d+): epoch 2, .*; s=\d+ of .*, {times}")
     assert int(cut) < prompt if where == "prefill" else prompt < int(cut) < prompt + output - 1

@@ -205,8 +205,10 @@ def _facts(request: Request) -> str:
     deadline = "no deadline" if slo is None else f"deadline in {slo:g} s"
     sizes = f"prompt {request.prompt_tokens}, at most {request.max_output_tokens} tokens"
     if request.family is Family.AUTOREGRESSIVE:
-        tbt = "" if request.slo.tbt_s is None else f", {request.slo.tbt_s:g} s between tokens"
-        return f"{sizes}, {deadline}{tbt}"
+        ttft, tbt = request.slo.ttft_s, request.slo.tbt_s
+        first = "" if ttft is None else f", {ttft:g} s to the first token"
+        between = "" if tbt is None else f", {tbt:g} s between tokens"
+        return f"{sizes}, {deadline}{first}{between}"
     bounds = request.diffusion.thresholds
     return (
         f"{sizes}, {deadline}, "
