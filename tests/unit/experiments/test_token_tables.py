@@ -186,7 +186,7 @@ def test_placements_are_measured_beside_the_results(tmp_path):
     assert ours(17, tmp_path).cells[2] == "1.00/1.60"
     assert ours(17, tmp_path).inside is False, "not flat"
     assert ours(18, tmp_path).remark.startswith("placing takes 0.08 %")
-    assert ours(19, tmp_path).cells[2] == "6, below 75 us"
+    assert ours(19, tmp_path).cells[2] == "6, below 50 us"
     assert ours(19, tmp_path).inside
 
 
