@@ -85,6 +85,7 @@ def target(axes: Axes, result: Mapping[str, Any]) -> None:
     """The target between two tokens."""
     ms = 1e3 * result["config"]["tbt_s"]
     axes.axhline(ms, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * ms))
 
 
 def bars(axes: Axes, rows: Rows, by_system: Mapping[str, tuple[str, str]], name: str) -> None:
@@ -110,6 +111,8 @@ def bars(axes: Axes, rows: Rows, by_system: Mapping[str, tuple[str, str]], name:
             if name == "hybrid" and system in published:
                 draw_published(axes, x, published[system])
     axes.set_xticks(range(len(workloads)), workloads)
+    if len(workloads) == 1:  # no bars as wide as the picture
+        axes.set_xlim(-1.0, 1.0)
     axes.set_ylabel("capacity (requests/s)")
     axes.margins(y=0.12)
     tidy(axes, "y")

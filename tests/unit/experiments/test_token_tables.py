@@ -124,18 +124,21 @@ def test_level_systems_are_outside_the_hybrid_band(tmp_path):
     assert ours(5, tmp_path).inside is False
 
 
-def fixed(mfu, p99_s, **more):
+def fixed(mfu, p99_s, at=1.0, **more):
     systems = ("colocated-2048", "disaggregated-1p1d", "dynaserve")
+    cuts = {"solo": 1.0 - at, "below": 0.0, "at": at, "above": 0.0}
+    more |= {"workload": "fixed-8192-32", "splits": cuts}
     return [
-        row(s, workload="fixed-8192-32", mfu=m, tbt_p99_s=t, attainment=1.0 - t, **more)
+        row(s, mfu=m, tbt_p99_s=t, attainment=1.0 - t, **more)
         for s, m, t in zip(systems, mfu, p99_s, strict=True)
     ]
 
 
-def test_fixed_shapes_are_judged_at_the_highest_rate(tmp_path):
+def test_fixed_shapes_are_judged_at_the_highest_rate_at_which_roles_are_kept(tmp_path):
     low = fixed([[0.2, 0.2], [0.2, 0.2], [0.2, 0.2]], [0.05, 0.06, 0.05], rate_per_s=0.5)
     high = fixed([[0.4, 0.4], [0.4, 0.01], [0.3, 0.3]], [0.3, 0.06, 0.09])
-    save(tmp_path, "ar-fixed", low + high)
+    over = fixed([[0.4, 0.4], [0.4, 0.2], [0.3, 0.3]], [0.3, 0.4, 0.09], 0.7, rate_per_s=9.0)
+    save(tmp_path, "ar-fixed", low + high + over)
     assert ours(8, tmp_path).inside
     assert ours(8, tmp_path).cells[1] == "40.00/1.00"
     assert ours(9, tmp_path).inside
@@ -186,7 +189,7 @@ def test_placements_are_measured_beside_the_results(tmp_path):
     assert ours(17, tmp_path).cells[2] == "1.00/1.60"
     assert ours(17, tmp_path).inside is False, "not flat"
     assert ours(18, tmp_path).remark.startswith("placing takes 0.08 %")
-    assert ours(19, tmp_path).cells[2] == "6, below 75 us"
+    assert ours(19, tmp_path).cells[2] == "6, below 50 us"
     assert ours(19, tmp_path).inside
 
 
