@@ -97,12 +97,8 @@ class A100Truth:
     the ``spec``: an instance of another TP degree needs another model's times.
     """
 
-    def __init__(self, model: str, profile: str = "a100", scale: float = 1.0) -> None:
-        """``scale`` multiplies every time: an engine that makes less of the same operators.
-
-        Raises FieldError for an unknown ``model`` or ``profile``.
-        """
-        self._scale = scale
+    def __init__(self, model: str, profile: str = "a100") -> None:
+        """Raises FieldError for an unknown ``model`` or ``profile``."""
         self.shape = model_shape(model)
         profiles = facts("a100")["profiles"]
         if profile not in profiles:
@@ -141,7 +137,7 @@ class A100Truth:
             time_s += (tokens - TABLE_TOKENS) * self._per_token
         if rows > TABLE_ROWS:
             time_s += (rows - TABLE_ROWS) * self._per_row
-        return time_s * self._scale
+        return time_s
 
     def observe(
         self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None

@@ -93,7 +93,7 @@ def first_rate_per_s(setting: TokenSetting, model: str, workload: str, seed: int
 
     A request alone costs its prompt in chunks, and its share of batches of ``DECODES``.
     """
-    truth = A100Truth(model, setting.hardware, setting.time_scale)
+    truth = A100Truth(model, setting.hardware)
     spec = _specs(truth.shape, TokenSystem(), 1)[0]
     drawn = draw(setting, workload, 1.0, seed)
     prompt = sum(r.prompt_tokens for r in drawn) / len(drawn)
@@ -201,7 +201,7 @@ def _make_cluster(
     setting: TokenSetting, system: TokenSystem, run: Run, drawn: Drawn, timed: Timed
 ) -> _Cluster:
     """Every scheduler has its own policies, and its own table of batch times, warmed up."""
-    truth = A100Truth(run.model, setting.hardware, setting.time_scale)
+    truth = A100Truth(run.model, setting.hardware)
     counted, watch, control = CountedTruth(truth), Watch(), system.control
     tables: list[BatchTable] = []
 

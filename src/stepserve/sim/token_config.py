@@ -48,8 +48,6 @@ class TokenSetting:
     ``capacity_share`` of it where that is more. Systems with a choice to be tuned (chunk, P:D)
     are tuned by it, on ``tuning_duration_s`` of the requests of ``tuning_seed``.
 
-    Batches take ``time_scale`` times what ``hardware`` says (``A100Truth``).
-
     Runs are made at ``rates_per_s``, and at ``rates_of_capacity`` times the largest capacity
     found, mean over seeds. ``link_bytes_per_s`` is what an instance's network card carries each
     way (200 Gbit/s).
@@ -59,7 +57,6 @@ class TokenSetting:
     models: tuple[str, ...] = ("qwen2.5-14b",)
     workloads: tuple[str, ...] = ("azure-code",)
     hardware: str = "a100"
-    time_scale: float = 1.0
     instances: int = 2
     duration_s: float = 600.0
     warm_up_s: float = 60.0
@@ -95,7 +92,7 @@ class TokenSetting:
             if getattr(self, name) < 1:
                 raise FieldError(name, "must be at least 1")
         times = ("duration_s", "tuning_duration_s", "tbt_s", "patience_s")
-        for name in (*times, "link_bytes_per_s", "capacity_share", "time_scale"):
+        for name in (*times, "link_bytes_per_s", "capacity_share"):
             if not getattr(self, name) > 0.0:
                 raise FieldError(name, "must be positive")
         for name in ("warm_up_s", "ttft_s", "link_rtt_s", "capacity_step_per_s", "slack_tokens"):

@@ -139,11 +139,3 @@ def test_the_shipped_fit_is_the_fit_of_the_data(model):
     median, p95, _ = fit_a100.error(fit_a100.whole_batches(model))
     assert median < 5.0
     assert p95 < 10.0
-
-
-def test_a_scale_multiplies_every_time():
-    mix = Mix(512, 512 * 600, 30, 30_000)
-    one, more = (
-        A100Truth("qwen2.5-14b", "a100", s).step_time_s(542, 31, SPEC, mix) for s in (1, 1.5)
-    )
-    assert more == pytest.approx(1.5 * one)
