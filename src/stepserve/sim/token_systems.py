@@ -55,7 +55,7 @@ def _variant(system: TokenSystem, **tokens: object) -> TokenSystem:
 
 
 _DYNASERVE = _placed(_PLAIN, "tandem_split", budget="fixed")
-_STEPSERVE = _variant(_DYNASERVE, budget="age", ttft="respect", order="deadline")
+_STEPSERVE = _variant(_DYNASERVE, budget="age", ttft="respect", order="deadline", gain=0.6)
 
 TOKEN_SYSTEMS: dict[str, TokenSystem] = {
     **{f"colocated-{chunk}": _variant(_PLAIN, chunk_tokens=chunk) for chunk in CHUNKS},
