@@ -55,7 +55,7 @@ def _variant(system: TokenSystem, **tokens: object) -> TokenSystem:
 
 
 _DYNASERVE = _placed(_PLAIN, "tandem_split", budget="fixed")
-_STEPSERVE = _variant(_DYNASERVE, budget="age", ttft="respect", order="deadline", gain=0.6)
+_STEPSERVE = _variant(_DYNASERVE, budget="age", ttft="respect", order="deadline")
 
 TOKEN_SYSTEMS: dict[str, TokenSystem] = {
     **{f"colocated-{chunk}": _variant(_PLAIN, chunk_tokens=chunk) for chunk in CHUNKS},
@@ -91,6 +91,7 @@ TOKEN_SYSTEMS: dict[str, TokenSystem] = {
     "dynaserve-class-mean": replace(_DYNASERVE, predictor="class_mean"),
     "dynaserve-longest": replace(_DYNASERVE, predictor="longest"),
     "stepserve": _STEPSERVE,
+    "stepserve-gain60": _variant(_STEPSERVE, gain=0.6),
     "stepserve-elapsed": _variant(_STEPSERVE, cost="elapsed"),
     "stepserve-ttft-ignored": _variant(_STEPSERVE, ttft="ignore"),
     "stepserve-fcfs": _variant(_STEPSERVE, order="fcfs"),
