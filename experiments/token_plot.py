@@ -106,8 +106,8 @@ def bars(axes: Axes, rows: Rows, by_system: Mapping[str, tuple[str, str]], name:
             off = [[spread.mean - spread.low], [spread.high - spread.mean]]
             axes.bar(x, spread.mean, 0.92 * width, color=by_system[system][0])
             axes.errorbar(x, spread.mean, off, color="#222222", linewidth=1.0, capsize=2.5)
-            top = f"{spread.mean:.2f}"
-            axes.text(x, spread.high, top, ha="center", va="bottom", fontsize=8)
+            text = {"ha": "center", "va": "bottom", "fontsize": 8, "color": "white"}
+            axes.annotate(f"{spread.mean:.2f}", (x, 0), (0, 3), textcoords="offset points", **text)
             if name == "hybrid" and system in published:
                 draw_published(axes, x, published[system])
     axes.set_xticks(range(len(workloads)), workloads)
