@@ -32,6 +32,8 @@ KEPT = 0.99
 _COMPUTES = "tuned colocation computes nearly all that fits 100 ms already"
 REASONS = {
     **dict.fromkeys((1, 2, 3, 5, 6, 7), _COMPUTES),
+    8: "not looked into",
+    13: "not looked into",
     17: "grows with what instances hold",
 }
 """Row -> why it is out of its band; what is behind it: docs/simulator-fidelity.md."""
