@@ -1,5 +1,6 @@
 """What a simulated world remembers of each request."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from stepserve.core.actions import Finish, Reject
@@ -13,7 +14,7 @@ _RECOMPUTE = StepKind.RECOMPUTE
 
 
 @dataclass(slots=True)
-class Answered:
+class Answered(ABC):
     """What the records of both families have, and what a world tells them.
 
     ``tokens`` counts settled output tokens. ``releases``: times the request, or a segment of it
@@ -27,24 +28,27 @@ class Answered:
     tokens: int = 0
     releases: int = 0
 
+    @abstractmethod
     def take(self, step: Step, outcome: StepOutcome, now_s: float) -> None:
         """A step of the request ended; its tokens reach the frontend."""
-        raise NotImplementedError
 
+    @abstractmethod
     def left(self, progress: Progress) -> None:
         """An instance does not hold the request any more, and had come so far."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reached(self) -> Progress | None:
         """How far the request has come as the frontend knows; ``None`` if it never left."""
-        raise NotImplementedError
 
+    @abstractmethod
     def placed(self, now_s: float, event: SegmentPlaced) -> None:
         """A segment was sent to an instance."""
 
+    @abstractmethod
     def handed_off(self, now_s: float, event: HandedOff) -> None:
         """An instance told the next one that its segment is done."""
 
+    @abstractmethod
     def acknowledged(self, now_s: float, event: HandoverAcknowledged) -> None:
         """The next instance has all it needs."""
 
@@ -88,6 +92,15 @@ class Record(Answered):
         if output_only or block % options.refresh_blocks:
             self.cheap_openings += 1
             self.skipped += step.query_tokens < step.context_tokens
+
+    def placed(self, now_s: float, event: SegmentPlaced) -> None:
+        """Nothing: it has one segment at a time, and no hand-overs."""
+
+    def handed_off(self, now_s: float, event: HandedOff) -> None:
+        """Nothing."""
+
+    def acknowledged(self, now_s: float, event: HandoverAcknowledged) -> None:
+        """Nothing."""
 
     def left(self, progress: Progress) -> None:
         """See ``Answered.left``."""

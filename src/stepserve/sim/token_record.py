@@ -10,7 +10,7 @@ from stepserve.core.ids import InstanceId
 from stepserve.core.request import FinishReason, Progress
 from stepserve.core.step import Step, StepOutcome
 
-from .record import Record
+from .record import Answered
 
 
 class PlacedSegment(NamedTuple):
@@ -45,7 +45,7 @@ class Handover:
 
 
 @dataclass(slots=True)
-class TokenRecord(Record):
+class TokenRecord(Answered):
     """What became of one causal request, at the frontend.
 
     ``times_s[i]``: when output token i came. Tokens made after the answer went nowhere.
