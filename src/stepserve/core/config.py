@@ -46,11 +46,12 @@ class TokenConfig:
     fcfs, priority, shortest or deadline; ``ttft``: respect targets of it, or ignore (published).
 
     Placement (3.4, 3.5): ``cost`` is occupancy or elapsed, ``probes`` bounds the search, which
-    stops where both sides are within ``epsilon``; ``gain`` is what a cut must be better by;
-    ``margin_tokens`` are added to the predicted output length, ``least_segment_tokens`` bound a
-    segment from below, ``pairs`` are looked at; ``cut``: at any token, at the prompt's end, or
-    none. ``prefill_instances`` are those of ``disaggregated`` placement, where prompts that
-    fit ``bypass_tokens`` are computed where they are decoded.
+    stops where both sides are within ``epsilon``; ``gain`` is the share of the request's own
+    time that a cut must save (dynaserve.md: 0.05); ``margin_tokens`` are added to the predicted
+    output length, ``least_segment_tokens`` bound a segment from below, ``pairs`` are looked at;
+    ``cut``: at any token, at the prompt's end, or none. ``prefill_instances`` are those of
+    ``disaggregated`` placement, where prompts that fit ``bypass_tokens`` are computed where they
+    are decoded.
 
     ``push`` (3.7): ``chunks`` while the predecessor computes, or ``serial``, all at the end.
     """
@@ -67,7 +68,7 @@ class TokenConfig:
     cost: str = "occupancy"
     probes: int = 6
     epsilon: float = 0.05
-    gain: float = 0.05
+    gain: float = 0.6
     margin_tokens: int = 20
     least_segment_tokens: int = 64
     pairs: int = 4

@@ -54,11 +54,12 @@ def _variant(system: TokenSystem, **tokens: object) -> TokenSystem:
     return _placed(system, system.control.placement, **tokens)
 
 
-_DYNASERVE = _placed(_PLAIN, "tandem_split", budget="fixed")
-_STEPSERVE = _variant(_DYNASERVE, budget="age", ttft="respect", order="deadline")
+_DYNASERVE = _placed(_PLAIN, "tandem_split", budget="fixed", gain=0.05)
+_STEPSERVE = _variant(_DYNASERVE, budget="age", gain=0.6, ttft="respect", order="deadline")
 
 TOKEN_SYSTEMS: dict[str, TokenSystem] = {
     **{f"colocated-{chunk}": _variant(_PLAIN, chunk_tokens=chunk) for chunk in CHUNKS},
+    "colocated-4096": _variant(_PLAIN, chunk_tokens=4096),
     **{
         f"disaggregated-{p}p{d}d": _placed(_PLAIN, "disaggregated", prefill_instances=p)
         for p in range(1, MOST_INSTANCES)
@@ -91,7 +92,8 @@ TOKEN_SYSTEMS: dict[str, TokenSystem] = {
     "dynaserve-class-mean": replace(_DYNASERVE, predictor="class_mean"),
     "dynaserve-longest": replace(_DYNASERVE, predictor="longest"),
     "stepserve": _STEPSERVE,
-    "stepserve-gain60": _variant(_STEPSERVE, gain=0.6),
+    "stepserve-gain5": _variant(_STEPSERVE, gain=0.05),
+    "stepserve-cut-none": _variant(_STEPSERVE, cut="none"),
     "stepserve-elapsed": _variant(_STEPSERVE, cost="elapsed"),
     "stepserve-ttft-ignored": _variant(_STEPSERVE, ttft="ignore"),
     "stepserve-fcfs": _variant(_STEPSERVE, order="fcfs"),

@@ -17,7 +17,7 @@ from stepserve.core.request import SLO, Family, Progress, Request
 from stepserve.cost.step_table import StepTable
 from support.toy_world import PROFILE, make_spec
 
-PAPER = TokenConfig(ttft="ignore", margin_tokens=0)
+PAPER = TokenConfig(ttft="ignore", gain=0.05, margin_tokens=0)
 
 
 @dataclass

@@ -79,24 +79,28 @@ def test_the_worked_examples_of_the_specification(prompt, output, published):
 
 
 def test_an_idle_instance_takes_the_time_that_the_steps_take():
-    """With nothing beside it, machine time and elapsed time are the same."""
-    work = Work(2048, 0, 512.0)
-    steps_s = sum(LINE.seconds(Mix(0, 0, 1, 2048 + n)) for n in range(512))
+    """Machine time and elapsed time of a prompt are the same; those of its decodes are not."""
     chunks_s = sum(
         LINE.seconds(Mix(512, 512 * c + 512 * 513 // 2, 0, 0)) for c in range(0, 2048, 512)
     )
-    for kind in (Occupancy, Elapsed):
-        seconds = kind(Known(), TBT_100, LINK).seconds((), work, SPEC)
-        assert seconds == pytest.approx(steps_s + chunks_s, rel=0.02)
+    steps_s = sum(LINE.seconds(Mix(0, 0, 1, 2048 + n)) for n in range(512))
+    busy, played = (kind(Known(), TBT_100, LINK) for kind in (Occupancy, Elapsed))
+    for cost in (busy, played):
+        assert cost.seconds((), Work(2048, 0, 0.0), SPEC) == pytest.approx(chunks_s, rel=0.02)
+    whole = Work(2048, 0, 512.0)
+    assert played.seconds((), whole, SPEC) == pytest.approx(chunks_s + steps_s, rel=0.02)
+    assert chunks_s < busy.seconds((), whole, SPEC) < chunks_s + steps_s / 10
 
 
-def test_a_decode_is_dear_where_nothing_is_decoded_and_cheap_beside_others():
-    cost, busy = Occupancy(Known(), CONFIG, LINK), tuple([Work(0, 1024, 500.0)] * 32)
-    work = Work(0, 1024, 100.0)
+def test_a_decode_costs_an_idle_instance_no_more_than_one_that_decodes():
+    """Else a long answer would go where others are decoded, and an idle instance stay idle."""
+    cost, work = Occupancy(Known(), CONFIG, LINK), Work(0, 1024, 500.0)
     alone_s = cost.seconds((), work, SPEC)
-    beside_s = cost.seconds(busy, work, SPEC) - cost.seconds(busy, None, SPEC)
-    assert alone_s > 100 * LINE.weight_bytes / LINE.bytes_per_s
-    assert beside_s < alone_s / 50
+    for others in (1, 8, 32, 128):
+        busy = (work,) * others
+        beside_s = cost.seconds(busy, work, SPEC) - cost.seconds(busy, None, SPEC)
+        assert 0.0 < alone_s <= 1.01 * beside_s
+    assert alone_s < 500 * LINE.weight_bytes / LINE.bytes_per_s / 50
 
 
 def test_what_is_held_is_counted_as_it_would_be_if_it_were_added():
