@@ -59,7 +59,9 @@ def told(tmp_path_factory):
     """Event log of each shape."""
     folder = tmp_path_factory.mktemp("stories")
     loaded = load_model(write_checkpoint(folder))
-    control = dataclasses.replace(ServeConfig().control, tokens=TokenConfig(chunk_tokens=160, gain=0.05))
+    control = dataclasses.replace(
+        ServeConfig().control, tokens=TokenConfig(chunk_tokens=160, gain=0.05)
+    )
     logs = {}
     for name, shape in SHAPES.items():
         logs[name] = folder / f"{name}.jsonl"
