@@ -17,6 +17,7 @@ from stepserve.core.payload import KvChunk, Payload, SamplingParams
 from stepserve.core.protocols import Placement
 from stepserve.core.request import Family, FinishReason, Request
 from stepserve.core.segment import Segment
+from stepserve.cost.batch_profile import BatchProfile
 from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.loader import load_model
 from stepserve.live import deploy, families
@@ -234,6 +235,29 @@ def test_a_diffusion_model_is_not_cut(placement):
     with pytest.raises(FieldError, match="autoregressive") as error:
         deploy.build_cluster(config, tiny_model())
     assert error.value.field == "control.placement"
+
+
+def test_batch_times_of_a_diffusion_model_are_not_kept():
+    with pytest.raises(FieldError) as error:
+        deploy.build_cluster(ServeConfig(**ALONE, keep_profile="batches.json"), tiny_model())
+    assert error.value.field == "keep_profile"
+
+
+async def test_measured_batches_are_kept_for_the_next_start(loaded, profile, tmp_path):
+    path = tmp_path / "batches.json"
+    async with split_cluster(loaded, profile, keep_profile=str(path)) as (cluster, _):
+        await answer(cluster, "r:12")
+        await at_rest(cluster)
+        assert not path.exists()
+    kept = BatchProfile.load(path)
+    assert len(kept.steps) > len(profile.steps)
+    config = ServeConfig(**ALONE, keep_profile=str(path))
+    assert families.parts(config, loaded).header.batches == kept
+    other = dataclasses.replace(kept, line=dataclasses.replace(kept.line, weight_bytes=1.0))
+    other.save(path)
+    with pytest.raises(FieldError, match="weights") as error:
+        families.parts(config, loaded)
+    assert error.value.field == "keep_profile"
 
 
 async def test_hand_overs_are_counted_and_are_no_migrations(loaded, profile):

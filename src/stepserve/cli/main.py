@@ -7,6 +7,7 @@ and ``run(args)``, which returns the exit status. What a user can put right is r
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -37,12 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser(name).parse_args(arguments)
         status: int = _module(args.command).run(args)
+        sys.stdout.flush()
         return status
     except StepserveError as error:
         print(f"stepserve {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `stepserve trace ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -58,7 +63,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-_DESCRIPTION = "Serve diffusion language models under latency deadlines."
+_DESCRIPTION = "Serve diffusion and autoregressive language models under latency deadlines."
 
 
 def _module(name: str) -> ModuleType:

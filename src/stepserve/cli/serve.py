@@ -20,6 +20,7 @@ OPTIONS = {
     "device": "torch device, such as cpu or cuda:0",
     "dtype": "float32, float16 or bfloat16",
     "profile": "step-time table from `stepserve profile`, if the model's folder has none",
+    "keep_profile": "a causal model's batch times: read at start if it exists, written at the end",
     "predictor": "of remaining steps: mean, boosted, or auto: boosted if the model has one",
     "events": "write every event and decision to this file (.gz: compressed), for `replay`",
     "log_steps": "write every executed step to this file, to train a predictor on",

@@ -202,6 +202,7 @@ class ServeConfig:
     device: str = "cpu"
     dtype: str = "float32"
     profile: str = ""  # step-time table; default: the one in the model's folder
+    keep_profile: str = ""  # file of a causal model's batch times: read at start, written at end
     predictor: str = "auto"  # of remaining steps: mean, boosted; auto: boosted if there is one
     events: str = ""  # file for the event log; none by default
     log_steps: str = ""  # file for the step log; none by default

@@ -16,6 +16,7 @@ from stepserve.cost.roofline import Roofline
 _RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e11}
 """To begin the fit with; it leaves one of them if no batch was bound by it."""
 
+ADDED = "; and "
 _ANYWHERE = InstanceSpec(InstanceId("profiled"), 1, 1, 1, 1)
 
 
@@ -48,6 +49,16 @@ class BatchProfile:
         """
         shape = Roofline(parameters, layers, hidden, kv_bytes_per_token, weight_bytes, **_RATES)
         return cls(shape.fitted(steps), tuple(steps), source)
+
+    def extended(self, steps: Sequence[tuple[Mix, float]]) -> "BatchProfile":
+        """With ``steps`` measured later: an earlier batch just like one of them is left out."""
+        if not steps:
+            return self
+        later = dict(steps)
+        kept = [(mix, seconds) for mix, seconds in self.steps if mix not in later]
+        source = self.source.partition(ADDED)[0] + f"{ADDED}batches while serving: {len(later)}"
+        every = (*kept, *later.items())
+        return BatchProfile(self.line.fitted(every), every, source)
 
     def table(self) -> BatchTable:
         """A table that has learned the measured batches and nothing else."""

@@ -19,21 +19,19 @@ cells seconds are linear in each. Deviations:
   it is made anew when a cell moves by 5 %, and at least every ``SHOW_EVERY`` batches.
 - Of seconds 5 times the predicted ones, ``DROPPED_IN_A_ROW`` are dropped, the next is taken: a
   roofline that is that wrong must heal.
+- What is kept between two runs of a server are measured batches (``BatchProfile``), not cells:
+  they are learned anew, whatever the grid has become.
 """
 
-import dataclasses
 import functools
-import json
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.step import Mix
 from stepserve.cost.roofline import Roofline
@@ -56,7 +54,6 @@ MOVED = 0.05
 SHOW_EVERY = 64
 PROBES = 4096  # kept between two repairs
 ERRORS = 4096  # that ``accuracy`` looks back on
-FORMAT = 1
 
 Grid = NDArray[np.float64]
 
@@ -70,15 +67,6 @@ def _prior(line: Roofline) -> tuple[float, ...]:
         for c in CONTEXTS
         for d in DECODES
     )
-
-
-class TableKey(NamedTuple):
-    """What a table was measured on, beside the tensor-parallel degree: it is good for no other."""
-
-    model: str
-    dtype: str
-    gpu: str
-    version: str
 
 
 class Accuracy(NamedTuple):
@@ -253,29 +241,6 @@ class Surface:
         if moved or self.unshown >= SHOW_EVERY:
             self.show()
 
-    def table(self) -> dict[str, Any]:
-        """What ``restored`` makes the surface of."""
-        cells = zip(self.ratio, self.deviation, self.count, strict=True)
-        return {
-            "roofline": dataclasses.asdict(self.line),
-            "common": self.common,
-            "pair_s": self.pair_s,
-            "steps": self.steps,
-            "cells": [[i, *cell] for i, cell in enumerate(cells) if cell[2] > 0.0],
-        }
-
-    @classmethod
-    def restored(cls, table: Mapping[str, Any]) -> "Surface":
-        """A surface with what another had learned."""
-        surface = cls(Roofline(**table["roofline"]))
-        surface.common, surface.pair_s = table["common"], table["pair_s"]
-        surface.steps = table["steps"]
-        for cell, ratio, deviation, count in table["cells"]:
-            surface.ratio[cell], surface.deviation[cell] = ratio, deviation
-            surface.count[cell] = count
-        surface.show()
-        return surface
-
 
 def _repaired(values: Grid, known: NDArray[np.bool_], guess: Grid) -> Grid:
     """Seconds that fall along neither tokens nor decodes.
@@ -352,30 +317,6 @@ class BatchTable:
         return Accuracy(
             n, errors[(n - 1) // 2], errors[-(-95 * n // 100) - 1], covered, self._dropped
         )
-
-    def save(self, path: Path, key: TableKey) -> None:
-        """Write what was learned as JSON."""
-        degrees = {str(degree): surface.table() for degree, surface in self._surfaces.items()}
-        table = {"format": FORMAT, "key": key._asdict(), "degrees": degrees}
-        path.write_text(json.dumps(table) + "\n")
-
-    @classmethod
-    def load(cls, path: Path, key: TableKey | None = None) -> "BatchTable":
-        """Read a table written by ``save``.
-
-        Raises FieldError naming what differs from ``key``, where one is given.
-        """
-        table = json.loads(path.read_text())
-        if table.get("format") != FORMAT:
-            raise FieldError("batch_profile.format", f"{path} is not of format {FORMAT}")
-        for field, wanted in (key._asdict() if key else {}).items():
-            if table["key"][field] != wanted:
-                what = f"{path} is of {table['key'][field]!r}, not {wanted!r}"
-                raise FieldError(f"batch_profile.{field}", what)
-        self = cls({})
-        for degree, surface in table["degrees"].items():
-            self._surfaces[int(degree)] = Surface.restored(surface)
-        return self
 
 
 def _one_prefill(tokens: int) -> Mix:

@@ -36,6 +36,7 @@ from .event_log import EventLog
 from .families import cores_per_instance, model_folder, new_global, new_local, parts
 from .frontend import LiveFrontend
 from .instance import Instance
+from .kept_batches import KeptBatches
 from .loop import ControlLoop
 from .predictor import SharedPredictor
 from .recording import Listener
@@ -70,7 +71,7 @@ class Cluster:
     frontend: LiveFrontend
     specs: tuple[InstanceSpec, ...]
     counters: Counters
-    logs: tuple[EventLog | SharedPredictor, ...] = ()
+    logs: tuple[EventLog | KeptBatches | SharedPredictor, ...] = ()
 
     def start(self) -> None:
         """Start every instance; the frontend is ready when the first is up."""
@@ -129,7 +130,11 @@ def build_cluster(
     predictor = SharedPredictor(family.predictor, log)
     counters = Counters()
     listeners = [*listeners, counters.note]
-    logs: list[EventLog | SharedPredictor] = [predictor]
+    logs: list[EventLog | KeptBatches | SharedPredictor] = [predictor]
+    if header.batches is not None and config.keep_profile:
+        kept = KeptBatches(Path(config.keep_profile), header.batches)
+        listeners.append(kept.note)
+        logs.append(kept)
     if config.events:
         events = EventLog(Path(config.events), header)
         listeners.append(events.note)

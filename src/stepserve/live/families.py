@@ -101,6 +101,8 @@ def _cost(header: Header) -> CostModel:
 
 
 def _diffusion(config: ServeConfig, loaded: LoadedModel) -> Parts:
+    if config.keep_profile:
+        raise FieldError("keep_profile", "batch times are those of causal models")
     degrees = tp_degrees(config)
     control = dataclasses.replace(config.control, tp_degrees=degrees, family=Family.DIFFUSION)
     header = Header(control, step_profiles(config, degrees))
@@ -151,14 +153,31 @@ def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
             threads=threads,
         )
 
-    path = Path(config.profile or model_folder(config.model) / BATCH_PROFILE)
-    if path.is_file():
-        profile = BatchProfile.load(path)
-    elif config.profile:
-        raise FieldError("profile", f"no file {path}; make one with: stepserve profile")
-    else:
-        profile = batch_profile(loaded, cores_per_instance(config))
-    return Parts(Header(control, {}, profile), Hinted(ClassMean()), executor)
+    return Parts(Header(control, {}, _batches(config, loaded)), Hinted(ClassMean()), executor)
+
+
+def _batches(config: ServeConfig, loaded: LoadedModel) -> BatchProfile:
+    """What was kept, else the profile that is named, or the model's own; else measured now.
+
+    Raises FieldError for one that is missing, or of another model.
+    """
+    field, path = "keep_profile", Path(config.keep_profile)
+    if not (config.keep_profile and path.is_file()):
+        field, path = "profile", Path(config.profile or model_folder(config.model) / BATCH_PROFILE)
+    if not path.is_file():
+        if config.profile:
+            raise FieldError("profile", f"no file {path}; make one with: stepserve profile")
+        return batch_profile(loaded, cores_per_instance(config))
+    profile = BatchProfile.load(path)
+    given, own = profile.line.weight_bytes, weight_bytes(loaded)
+    if given != own:
+        raise FieldError(field, f"{path} is of {given:.0f} bytes of weights; the model has {own}")
+    return profile
+
+
+def weight_bytes(loaded: LoadedModel) -> int:
+    """Bytes of a model's parameters, in the type that they are served in."""
+    return sum(p.numel() * p.element_size() for p in loaded.model.parameters())
 
 
 def batch_profile(
@@ -175,8 +194,8 @@ def batch_profile(
     steps = measure_grid(executor, prefills, contexts, decodes, repeats)
     logger.info("measured %d batches in %.1f s", len(steps), time.monotonic() - began_s)
     shape, width = loaded.config, loaded.config.hidden_size // loaded.config.heads
-    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     value_bytes = next(loaded.model.parameters()).element_size()
+    weights = weight_bytes(loaded) // value_bytes
     source = f"measured: {loaded.name}, {threads} threads, {len(steps)} batches"
     return BatchProfile.fitted(
         parameters=weights,

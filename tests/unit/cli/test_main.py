@@ -74,3 +74,19 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setattr(cli.importlib, "import_module", missing)
     assert cli.main(["serve"]) == 1
     assert "needs the package 'torch'" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    code = (
+        "import types\nfrom stepserve.cli import main as cli\n"
+        "def run(args):\n    for n in range(100_000): print(n)\n    return 0\n"
+        "add = lambda subparsers: subparsers.add_parser('trace')\n"
+        "cli._module = lambda name: types.SimpleNamespace(add_parser=add, run=run)\n"
+        "raise SystemExit(cli.main(['trace']))\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe) as process:
+        assert process.stdout.readline() == b"0\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

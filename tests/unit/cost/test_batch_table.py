@@ -5,15 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepserve.core.errors import FieldError
 from stepserve.core.step import Mix
-from stepserve.cost.batch_table import Accuracy, BatchTable, TableKey
+from stepserve.cost.batch_table import Accuracy, BatchTable
 from stepserve.cost.roofline import roofline_on_a100
 from support.toy_world import make_spec
 
 SPEC = make_spec()
 LINE = roofline_on_a100("qwen2.5-14b")
-KEY = TableKey("qwen2.5-14b", "bfloat16", "A100", "1")
 
 
 def mix_of(prefill=0, context=0, decodes=0, each=1024):
@@ -179,34 +177,3 @@ def test_each_degree_has_a_grid_of_its_own():
     assert table.mean_s(mix, pair) == pytest.approx(0.2, rel=0.05)
     with pytest.raises(KeyError):
         ask(table, mix, dataclasses.replace(SPEC, tp_degree=4))
-
-
-@given(observations)
-@settings(max_examples=30, deadline=None)
-def test_a_table_survives_a_round_trip(tmp_path_factory, steps):
-    """What is loaded is the table that was saved; both go on to learn the same."""
-    path = tmp_path_factory.mktemp("table") / "batch_profile.json"
-    table = taught(steps)
-    table.save(path, KEY)
-    one, two = BatchTable.load(path, KEY), BatchTable.load(path)
-    rng = random.Random(2)
-    some = [some_mix(rng) for _ in range(10)]
-    for mix in some:
-        assert ask(one, mix) == pytest.approx(ask(table, mix), rel=0.12)  # shown: within 5 %
-    for mix in some:
-        assert ask(one, mix) == ask(two, mix)
-        tell(one, mix, 0.1)
-        tell(two, mix, 0.1)
-    again = path.with_name("again.json")
-    BatchTable.load(path).save(again, KEY)
-    assert again.read_text() == path.read_text()
-
-
-def test_a_table_of_another_machine_or_format_is_refused_by_name(tmp_path):
-    path = tmp_path / "batch_profile.json"
-    BatchTable({1: LINE}).save(path, KEY)
-    with pytest.raises(FieldError, match=r"batch_profile\.gpu: .*'A100', not 'H100'"):
-        BatchTable.load(path, KEY._replace(gpu="H100"))
-    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
-    with pytest.raises(FieldError, match=r"batch_profile\.format"):
-        BatchTable.load(path)

@@ -1,0 +1,53 @@
+"""Measured batches of a causal model: kept, extended, read again."""
+
+import pytest
+
+from stepserve.core.errors import FieldError
+from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.step import Mix
+from stepserve.cost.batch_profile import BatchProfile
+
+SPEC = InstanceSpec(InstanceId("i"), 1, 100, 16, 8)
+STEPS = [(Mix(0, 0, n, 256 * n), 0.020 + 0.0002 * n) for n in (1, 8, 32)]
+STEPS += [(Mix(n, n * (n + 1) // 2), 0.02 + n * 2e-4) for n in (64, 256, 512)]
+SHAPE = {"parameters": 1e9, "layers": 16, "hidden": 2048}
+BYTES = {"kv_bytes_per_token": 65_536, "weight_bytes": 2e9}
+
+
+def profile():
+    return BatchProfile.fitted(**SHAPE, **BYTES, steps=STEPS, source="made up")
+
+
+def seconds(of, mix):
+    rows = mix.decodes + (mix.prefill_tokens > 0)
+    return of.table().step_time_s(mix.prefill_tokens + mix.decodes, rows, SPEC, mix)
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    profile().save(tmp_path / "p.json")
+    again = BatchProfile.load(tmp_path / "p.json")
+    assert again == profile()
+    assert seconds(again, STEPS[0][0]) == seconds(profile(), STEPS[0][0])
+
+
+def test_batches_measured_later_replace_those_just_like_them_and_move_the_table():
+    mix = STEPS[2][0]
+    slower = [(mix, 0.08)] * 3 + [(Mix(0, 0, 30, 7000), 0.08)]
+    later = profile().extended(slower)
+    assert len(later.steps) == len(STEPS) + 1
+    assert dict(later.steps)[mix] == 0.08
+    assert seconds(later, mix) > 1.5 * seconds(profile(), mix)
+    assert later.source == "made up; and batches while serving: 2"
+    again = later.extended(slower[:1])
+    assert again.source == "made up; and batches while serving: 1", "told once, however often kept"
+    assert profile().extended([]) == profile()
+
+
+@pytest.mark.parametrize("text", ["{}", "no json", '{"source": "", "line": {}, "steps": [[1]]}'])
+def test_a_file_of_another_kind_is_refused(tmp_path, text):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(FieldError) as error:
+        BatchProfile.load(path)
+    assert error.value.field == "profile"
