@@ -88,6 +88,8 @@ class TokenConfig:
         for name in ("prefill_instances", "bypass_tokens"):
             _check(getattr(self, name) >= 0, f"control.tokens.{name}", "must not be negative")
         _check(self.safety <= 1.0, "control.tokens.safety", "must be at most 1")
+        fits = self.least_chunk_tokens <= self.chunk_tokens
+        _check(fits, "control.tokens.least_chunk_tokens", "must be at most chunk_tokens")
         for name, words in _TOKEN_WORDS.items():
             known = f"must be one of {', '.join(words)}"
             _check(getattr(self, name) in words, f"control.tokens.{name}", known)

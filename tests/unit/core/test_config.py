@@ -39,6 +39,7 @@ def test_tables_become_frozen_values():
         ({"control": {"family": "rnn"}}, "control.family"),
         ({"control": {"tokens": {"tbt_s": 0}}}, "control.tokens.tbt_s"),
         ({"control": {"tokens": {"budget": "big"}}}, "control.tokens.budget"),
+        ({"control": {"tokens": {"chunk_tokens": 32}}}, "control.tokens.least_chunk_tokens"),
         ({"slo_classes": {"gold": {"e2e_s": -1}}}, "slo_classes.e2e_s"),
         ({"slo_classes": {"gold": {"weight": 0}}}, "slo_classes.weight"),
     ],
