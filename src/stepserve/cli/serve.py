@@ -24,6 +24,7 @@ OPTIONS = {
     "predictor": "of remaining steps: mean, boosted, or auto: boosted if the model has one",
     "events": "write every event and decision to this file (.gz: compressed), for `replay`",
     "log_steps": "write every executed step to this file, to train a predictor on",
+    "operator_api": "serve /cluster, too: state of the instances, changes of the layout",
     "max_residents": "most requests that one instance steps at a time",
     "kv_pages": "KV pages of each instance",
 }
@@ -46,6 +47,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     for name, text in OPTIONS.items():
         default = getattr(defaults, name)
         flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_const", const=True, help=text)
+            continue
         shown = f" (default {default})" if default != "" else ""
         parser.add_argument(flag, type=type(default), help=text + shown)
     for name, (flag, text) in CONTROL_OPTIONS.items():

@@ -214,6 +214,7 @@ class ServeConfig:
     kv_pages: int = 4096
     page_tokens: int = 16
     hang_s: float = 60.0  # an instance busy with one thing for longer is given up
+    operator_api: bool = False  # serve /cluster, too: its state, and changes of the layout
     trust_slo_headers: bool = True
     strict_fields: bool = False
     default_slo_class: str = "standard"

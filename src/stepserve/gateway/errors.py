@@ -20,6 +20,7 @@ _KINDS = {
     400: ("invalid_request_error", None),
     404: ("invalid_request_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
+    409: ("conflict_error", "busy"),
     413: ("invalid_request_error", "body_too_large"),
     429: ("rate_limit_error", "overloaded"),
     499: ("client_closed_request", "client_closed_request"),

@@ -26,6 +26,7 @@ from stepserve.cost.step_log import StepLog
 from stepserve.engine.loader import LoadedModel, load_model
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
+from stepserve.gateway.operator import add_operator
 from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.metrics.control import ControlReading
 from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
@@ -38,6 +39,7 @@ from .frontend import LiveFrontend
 from .instance import Instance
 from .kept_batches import KeptBatches
 from .loop import ControlLoop
+from .operator import LiveOperator
 from .predictor import SharedPredictor
 from .recording import Listener
 from .transport_local import LocalTransport
@@ -71,6 +73,7 @@ class Cluster:
     frontend: LiveFrontend
     specs: tuple[InstanceSpec, ...]
     counters: Counters
+    operator: LiveOperator
     logs: tuple[EventLog | KeptBatches | SharedPredictor, ...] = ()
 
     def start(self) -> None:
@@ -150,7 +153,9 @@ def build_cluster(
     loop = ControlLoop(scheduler, predictor, time.monotonic, planner, listeners)
     transport = LocalTransport(build_instance, loop.sink, config.hang_s)
     frontend = LiveFrontend(loop, transport)
-    return Cluster(loop, transport, frontend, specs, counters, tuple(logs))
+    gpus = Counter(spec.slot.node for spec in specs for _ in range(spec.tp_degree) if spec.slot)
+    operator = LiveOperator(loop, gpus, header.control.tp_degrees)
+    return Cluster(loop, transport, frontend, specs, counters, operator, tuple(logs))
 
 
 def _first_spec(config: ServeConfig, index: int) -> InstanceSpec:
@@ -188,7 +193,10 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
     pages = config.kv_pages * config.instances
     metrics = PrometheusMetrics(loaded.name, load_gauges, config.page_tokens, pages)
     tokenizer = TextTokenizer.from_folder(model_folder(config.model))
-    return create_app(frontend, tokenizer, card, config, metrics)
+    app = create_app(frontend, tokenizer, card, config, metrics)
+    if config.operator_api:
+        add_operator(app, cluster.operator)
+    return app
 
 
 class _Server(uvicorn.Server):

@@ -236,7 +236,7 @@ def tp_degrees(config: ServeConfig) -> tuple[int, ...]:
     where an instance cannot be given more threads.
     """
     control = config.control
-    if control.planner == "none":
+    if control.planner == "none" and not config.operator_api:
         return (1,)
     if torch.device(config.device).type != "cpu":
         raise FieldError("control.planner", f"cannot split {config.device!r}; only cpu threads")

@@ -1,0 +1,71 @@
+"""``stepserve cluster``: the state of a running cluster, and changes of its layout."""
+
+import argparse
+from typing import Any
+
+import httpx
+
+from stepserve.core.errors import FieldError, StepserveError
+
+_DESCRIPTION = """\
+Show the instances of a cluster that `stepserve serve --operator-api` runs. With --layout or --drain
+begin a change first: instances finish or hand on what they hold, and requests are accepted all the
+while. The change goes on in the server; ask again to see how far it is."""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the ``cluster`` parser."""
+    parser = subparsers.add_parser("cluster", description=_DESCRIPTION)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    change = parser.add_mutually_exclusive_group()
+    change.add_argument("--layout", metavar="2,1,1", help="tensor-parallel degrees to change to")
+    change.add_argument("--drain", metavar="ID", help="an instance to stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Change what is asked for, print the state."""
+    with httpx.Client(base_url=args.url, timeout=30.0) as client:
+        if args.layout:
+            reply = _ask(client, "PUT", "/cluster/layout", {"layout": degrees(args.layout)})
+        elif args.drain:
+            reply = _ask(client, "POST", f"/cluster/instances/{args.drain}/drain")
+        else:
+            reply = _ask(client, "GET", "/cluster")
+    print("\n".join(lines(reply)))
+    return 0
+
+
+def degrees(text: str) -> list[int]:
+    """``2,1,1``. Raises FieldError for anything else."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise FieldError("layout", f"{text!r} is not like 2,1,1") from error
+
+
+def lines(state: dict[str, Any]) -> list[str]:
+    """The state as text, an instance per line."""
+    told = f"{state['running']} running, {state['waiting']} waiting, {state['losses']} losses"
+    changing = ", layout changing" if state["changing"] else ""
+    head = f"{'instance':16s} {'state':9s} TP   running   pages free"
+    rows = [
+        f"{i['id']:16s} {i['state']:9s} {i['tp_degree']:2d} {i['running']:4d} of"
+        f" {i['max_running']:3d} {i['pages_free']:6d} of {i['pages']}"
+        for i in state["instances"]
+    ]
+    return [told + changing, head, *rows]
+
+
+def _ask(
+    client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    try:
+        reply = client.request(method, path, json=body)
+    except httpx.HTTPError as error:
+        raise StepserveError(f"{client.base_url} cannot be reached: {error}") from error
+    if reply.status_code == 404 and "instance" not in reply.text:
+        raise StepserveError(f"{client.base_url} has no /cluster: serve with --operator-api")
+    if reply.is_error:
+        raise StepserveError(reply.json()["error"]["message"])
+    state: dict[str, Any] = reply.json()
+    return state

@@ -1,0 +1,136 @@
+"""What a person who runs a cluster can see of it, and change: its layout.
+
+A layout that is asked for is carried out like one that a planner chose
+(``control.reconfigure``): instances to change drain, then the new ones are formed.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepserve.control.ledger import TrackedInstance
+from stepserve.control.reconfigure import slot_id
+from stepserve.core.errors import FieldError, StepserveError
+from stepserve.core.events import PlanSolved
+from stepserve.core.plan import ClusterPlan, Slot
+
+from .loop import ControlLoop
+
+
+class LiveOperator:
+    """See ``gateway.operator.Operator``. All methods run on the asyncio thread."""
+
+    def __init__(
+        self, loop: ControlLoop, gpus: Mapping[int, int], tp_degrees: Sequence[int]
+    ) -> None:
+        """``gpus``: of each node (shares of the CPU threads, in one process)."""
+        self._loop, self._gpus, self._degrees = loop, gpus, tuple(tp_degrees)
+
+    def state(self) -> dict[str, Any]:
+        """Instances, and whether the layout is being changed, as values of JSON."""
+        scheduler = self._loop.scheduler
+        instances = scheduler.ledger.instances.values()
+        placed = sum(len(instance.placed) for instance in instances)
+        return {
+            "gpus": {str(node): count for node, count in self._gpus.items()},
+            "tp_degrees": list(self._degrees),
+            "layout": sorted((i.spec.tp_degree for i in instances), reverse=True),
+            "changing": scheduler.reconfiguration.under_way,
+            "changes": scheduler.reconfiguration.changes,
+            "losses": self._loop.losses,
+            "running": placed,
+            "waiting": len(self._loop.records) - placed,
+            "instances": [_instance(i) for i in sorted(instances, key=lambda i: i.spec.id)],
+        }
+
+    def change(self, layout: Sequence[int]) -> None:
+        """Begin to change to instances of these tensor-parallel degrees.
+
+        Raises FieldError (``layout``) for one that the GPUs cannot form, StepserveError where
+        no change can begin now.
+        """
+        unknown = sorted(set(layout) - set(self._degrees))
+        if unknown:
+            known = ", ".join(map(str, self._degrees))
+            raise FieldError("layout", f"degree {unknown[0]} is not among {known}")
+        self._begin(slots_for(layout, self._gpus, self._present()), "layout")
+
+    def drain(self, name: str) -> None:
+        """Begin to stop one instance; its residents go on elsewhere.
+
+        Raises KeyError for one that there is not, StepserveError where it cannot be stopped now.
+        """
+        present = self._present()
+        gone = {slot for slot in present if slot_id(slot) == name}
+        if not gone:
+            raise KeyError(name)
+        self._begin(tuple(slot for slot in present if slot not in gone), "instance")
+
+    def _present(self) -> tuple[Slot, ...]:
+        instances = self._loop.scheduler.ledger.instances.values()
+        return tuple(i.spec.slot for i in instances if i.spec.slot is not None)
+
+    def _begin(self, slots: tuple[Slot, ...], field: str) -> None:
+        if not slots:
+            raise FieldError(field, "nothing would be left to serve")
+        change = self._loop.scheduler.reconfiguration
+        if change.under_way:
+            raise StepserveError("the layout is being changed already")
+        if set(slots) == set(self._present()):
+            return
+        before = change.changes
+        self._loop.post(PlanSolved(ClusterPlan(slots, 0.0, 0.0, "asked for by the operator")))
+        if change.changes == before:
+            what = "an instance is being formed anew, or an accepted request would find no room"
+            raise StepserveError(f"not now: {what}")
+
+
+def _instance(instance: TrackedInstance) -> dict[str, Any]:
+    spec, pages = instance.spec, instance.pages
+    state = "stopping" if instance.stopping else "draining" if instance.draining else "up"
+    return {
+        "id": spec.id,
+        "state": state,
+        "tp_degree": spec.tp_degree,
+        "node": spec.slot.node if spec.slot else None,
+        "gpus": list(spec.slot.gpus) if spec.slot else [],
+        "running": len(instance.placed),
+        "max_running": spec.max_residents,
+        "pages": pages.capacity,
+        "pages_free": pages.free,
+    }
+
+
+def slots_for(
+    layout: Sequence[int], gpus: Mapping[int, int], present: Sequence[Slot] = ()
+) -> tuple[Slot, ...]:
+    """Instances of these degrees on the GPUs of each node, ``present`` ones kept if possible.
+
+    Raises FieldError (``layout``) if they do not fit.
+    """
+    for kept in (present, ()):
+        slots = _packed(layout, gpus, kept)
+        if slots is not None:
+            return slots
+    raise FieldError("layout", f"{list(layout)} does not fit on nodes of {list(gpus.values())}")
+
+
+def _packed(
+    layout: Sequence[int], gpus: Mapping[int, int], kept: Sequence[Slot]
+) -> tuple[Slot, ...] | None:
+    wanted, slots = Counter(layout), []
+    for slot in sorted(kept):
+        if wanted[slot.tp_degree]:
+            wanted[slot.tp_degree] -= 1
+            slots.append(slot)
+    for degree in sorted(wanted.elements(), reverse=True):
+        places = [
+            Slot(node, tuple(range(first, first + degree)))
+            for node, count in sorted(gpus.items())
+            for first in range(count - degree + 1)
+        ]
+        free = [slot for slot in places if not any(slot.overlaps(taken) for taken in slots)]
+        if not free:
+            return None
+        slots.append(free[0])
+    return tuple(sorted(slots))
