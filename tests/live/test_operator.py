@@ -69,6 +69,10 @@ async def test_a_layout_asked_for_under_load_is_carried_out_and_no_answer_change
         answers = await asyncio.gather(*jobs)
         assert_at_rest(cluster)
     assert all(answer.end.reason is FinishReason.LENGTH for answer in answers)
+    moved = [answer for answer in answers if answer.end.report.migrations]
+    assert moved
+    for answer in answers:
+        assert 0.0 < answer.end.report.paused_s < answer.end.report.e2e_s or answer not in moved
     async with running_cluster(make_config(tmp_path, instances=1), loaded=loaded) as cluster:
         for i, answer in enumerate(answers):
             assert (await submit(cluster, str(i))).tokens == answer.tokens

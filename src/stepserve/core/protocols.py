@@ -295,7 +295,8 @@ class KvPages(Protocol):
 class RequestReport:
     """What a finished request cost and got; the reply's ``metrics`` and ``dlm`` objects.
 
-    Times are seconds. ``slack_s`` is deadline minus completion (negative when late).
+    Times are seconds. ``slack_s`` is deadline minus completion (negative when late), ``paused_s``
+    what passed between the last step on one instance and the first on the next, all together.
     """
 
     forwards: int = 0
@@ -304,6 +305,7 @@ class RequestReport:
     threshold_min: float | None = None
     threshold_mean: float | None = None
     migrations: int = 0
+    paused_s: float = 0.0
     queue_s: float = 0.0
     ttft_s: float | None = None
     tpot_s: float | None = None

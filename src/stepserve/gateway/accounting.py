@@ -67,6 +67,7 @@ def denoising(choices: Sequence[Choice]) -> dict[str, Any]:
         "forwards": forwards,
         "tokens_per_forward": round(tokens / forwards, 3) if forwards else None,
         "migrations": sum(report.migrations for report in reports),
+        "paused_ms": _ms(max((report.paused_s for report in reports), default=0.0)),
         "queue_ms": _ms(max((report.queue_s for report in reports), default=0.0)),
         "slo_class": request.slo.slo_class,
         "slo_status": slo_status(choices),

@@ -35,6 +35,8 @@ class LiveRecord:
     threshold_sum: float = 0.0
     threshold_min: float | None = None
     first_step_s: float | None = None
+    latest: tuple[int, float] | None = None  # epoch of the latest step, and when it was heard of
+    paused_s: float = 0.0
     text_events: list[TextEvent] = field(default_factory=list)
 
     def take(self, record: StepRecord, now_s: float) -> None:
@@ -50,6 +52,9 @@ class LiveRecord:
             self.threshold_min = min(threshold, self.threshold_min or threshold)
         if self.first_step_s is None:
             self.first_step_s = record.started_s
+        if self.latest is not None and record.epoch > self.latest[0]:
+            self.paused_s += max(0.0, record.started_s - self.latest[1])
+        self.latest = record.epoch, now_s
         self.settled.update((token.offset, token) for token in record.tokens)
         if outcome.emitted > self.emitted:
             tokens = tuple(self.settled[i] for i in range(self.emitted, outcome.emitted))
@@ -100,6 +105,7 @@ class LiveRecord:
             threshold_min=lowest,
             threshold_mean=self.threshold_sum / self.forwards if self.forwards else None,
             migrations=self.migrations,
+            paused_s=self.paused_s,
             queue_s=first_step_s - request.arrival_s,
             ttft_s=ttft_s(trace),
             tpot_s=tpot_s(trace),

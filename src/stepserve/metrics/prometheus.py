@@ -119,6 +119,7 @@ class PrometheusMetrics:
         self._slo_status.labels(self._model, slo_class, status).inc()
         self._class_e2e.labels(self._model, slo_class).observe(report.e2e_s)
         self._migrations.labels(self._model, slo_class).inc(report.migrations)
+        self._paused.labels(self._model, slo_class).inc(report.paused_s)
         if report.ttft_s is not None:
             self._class_ttft.labels(self._model, slo_class).observe(report.ttft_s)
         if report.slack_s is not None:
@@ -239,6 +240,9 @@ class PrometheusMetrics:
         )
         self._migrations = self._counter(
             "stepserve:migrations", "Moves of requests whose answer is whole.", labels
+        )
+        self._paused = self._counter(
+            "stepserve:paused_seconds", "Between two instances, of whole answers.", labels
         )
         self._cache_modes = self._counter(
             "stepserve:requests_by_cache", "Whole answers by cache mode.", (*labels, "cache")
