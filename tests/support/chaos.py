@@ -1,0 +1,155 @@
+"""A live cluster under load, in which something is killed, drained, changed or cancelled.
+
+Every request is accounted for: it ends with the tokens of an undisturbed run, or was cancelled
+here, or ends with an error that says why. ``Chaos.run`` returns the counts.
+"""
+
+import asyncio
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import torch
+
+from stepserve.core.config import ControlConfig, ServeConfig, TokenConfig
+from stepserve.core.errors import StepserveError
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload, SamplingParams
+from stepserve.core.protocols import RequestRejected
+from stepserve.core.request import Family, FinishReason, Request
+from support.live_cluster import collect, make_live_request
+
+KINDS = 12
+"""Different requests: the same are asked again and again."""
+
+DISTURBANCES = ("kill", "kill", "cancel", "layout", "drain")
+
+
+def chaos_config(family, folder, instances=3):
+    """Of diffusion models the layout changes, of causal ones most requests are cut."""
+    diffusion = family is Family.DIFFUSION
+    tokens = TokenConfig(gain=0.0, least_segment_tokens=16, chunk_tokens=64)
+    return ServeConfig(
+        instances=instances,
+        threads_per_instance=1,
+        kv_pages=200,
+        max_residents=12,
+        operator_api=diffusion,
+        profile=str(folder / "steps.json") if diffusion else "",
+        control=ControlConfig(tp_degrees=(1, 2), tokens=tokens),
+    )
+
+
+def chaos_request(frontend, family, kind, number):
+    """Greedy; kind and family say which."""
+    name = RequestId(f"{number}-{kind}")
+    if family is Family.DIFFUSION:
+        request, payload = make_live_request(frontend, str(kind), output=24 + 8 * (kind % 4))
+        return dataclasses.replace(request, id=name), payload
+    generator = torch.Generator().manual_seed(kind)
+    prompt, output = 20 + 17 * kind, 12 + 3 * kind
+    ids = tuple(torch.randint(3, 48, (prompt,), generator=generator).tolist())
+    arrived_s = frontend.now_s()
+    request = Request(name, Family.AUTOREGRESSIVE, "tiny", prompt, output, arrived_s)
+    return request, Payload(ids, SamplingParams(ignore_eos=True))
+
+
+class Chaos:
+    """Load on a running cluster, and what is done to it."""
+
+    def __init__(self, cluster, family, seed=0, limit_s=120.0):
+        """``limit_s``: a request that takes longer hangs."""
+        self.cluster, self.family, self.limit_s = cluster, family, limit_s
+        self.random = random.Random(f"{family}/{seed}")
+        self.answers: dict[int, list[int]] = {}  # undisturbed, by kind
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.paused_s = 0.0
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._cancelled: set[RequestId] = set()
+        self._number = 0
+
+    async def learn(self):
+        """What an undisturbed cluster answers."""
+        for kind in range(KINDS):
+            asked = chaos_request(self.cluster.frontend, self.family, kind, -1)
+            self.answers[kind] = (await collect(self.cluster.frontend, *asked)).tokens
+
+    def ask(self):
+        """Send one more request."""
+        self._number += 1
+        job = asyncio.ensure_future(self._one(self.random.randrange(KINDS), self._number))
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+
+    async def _one(self, kind, number):
+        frontend = self.cluster.frontend
+        request, payload = chaos_request(frontend, self.family, kind, number)
+        self.counts["asked"] += 1
+        try:
+            async with asyncio.timeout(self.limit_s):
+                answer = await collect(frontend, request, payload)
+        except TimeoutError:
+            self.counts["hangs"] += 1
+            self.wrong.append(f"{request.id} hangs")
+            return
+        end = answer.end
+        if isinstance(end, RequestRejected):
+            self.counts["refused"] += 1
+            return
+        self.paused_s = max(self.paused_s, end.report.paused_s)
+        expected = self.answers[kind]
+        if end.reason is FinishReason.LENGTH and answer.tokens == expected:
+            self.counts["whole"] += 1
+        elif end.reason is FinishReason.CANCELLED and request.id in self._cancelled:
+            self.counts["cancelled"] += 1
+            if answer.tokens != expected[: len(answer.tokens)]:
+                self.wrong.append(f"{request.id}: cancelled with other tokens")
+        elif end.reason is FinishReason.ERROR and end.error:
+            self.counts["failed"] += 1
+            self.counts[f"failed: {end.error}"] += 1
+        else:
+            self.wrong.append(f"{request.id}: {end.reason}, {len(answer.tokens)} tokens")
+
+    def disturb(self):
+        """Do something to somebody; what cannot be done now is left."""
+        what, cluster = self.random.choice(DISTURBANCES), self.cluster
+        instances = sorted(cluster.loop.scheduler.ledger.instances)
+        running = sorted(cluster.loop.records)
+        if what == "kill" and instances:
+            cluster.transport.kill(self.random.choice(instances))
+        elif what == "cancel" and running:
+            victim = self.random.choice(running)
+            self._cancelled.add(victim)
+            cluster.frontend.cancel(victim, FinishReason.CANCELLED)
+        elif what in ("layout", "drain"):
+            try:
+                self._change(what, instances)
+            except (StepserveError, KeyError):
+                what = "change refused"
+        else:
+            what = "nothing to disturb"
+        self.counts[what] += 1
+
+    def _change(self, what, instances):
+        operator = self.cluster.operator
+        if what == "drain" and len(instances) > 1:
+            operator.drain(self.random.choice(instances))
+        elif self.family is Family.DIFFUSION:
+            operator.change(self.random.choice(([1, 1, 1], [2, 1], [1, 1])))
+        else:
+            operator.change([1] * 3)
+
+    async def run(self, requests: int, moment: Callable[[], Awaitable[object]], gap, each: int):
+        """Ask ``requests``, ``gap()`` apart; after every ``each`` of them, ``moment()`` passes and
+        something is done."""
+        for number in range(1, requests + 1):
+            self.ask()
+            await gap()
+            if number % each == 0:
+                await moment()
+                self.disturb()
+        while self._jobs:
+            await asyncio.wait(self._jobs)
+        return self.counts
