@@ -174,7 +174,7 @@ def batch_profile(
     began_s = time.monotonic()
     steps = measure_grid(executor, prefills, contexts, decodes, repeats)
     logger.info("measured %d batches in %.1f s", len(steps), time.monotonic() - began_s)
-    shape, width = loaded.config, loaded.config.hidden_size // loaded.config.heads
+    shape = loaded.config
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     value_bytes = next(loaded.model.parameters()).element_size()
     source = f"measured: {loaded.name}, {threads} threads, {len(steps)} batches"
@@ -182,7 +182,7 @@ def batch_profile(
         parameters=weights,
         layers=shape.layers,
         hidden=shape.hidden_size,
-        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * width * value_bytes,
+        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * shape.head_dim * value_bytes,
         weight_bytes=weights * value_bytes,
         steps=steps,
         source=source,
