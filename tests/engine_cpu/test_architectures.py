@@ -1,20 +1,23 @@
 """Every architecture against what its public code computes, written once more and slowly."""
 
+import json
 import random
 
 import numpy as np
 import pytest
 import torch
 
+from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
-from stepserve.core.request import CacheMode, DiffusionOptions, Family, Request
+from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
 from stepserve.engine.architectures import ARCHITECTURES
 from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.causal_offline import generate
 from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
 from stepserve.engine.offline import denoise
+from stepserve.engine.profiling import measure
 from support.checkpoints import CONFIGS, EOS, MASK, PAD, VOCAB, write
 from support.slow_models import logits
 
@@ -153,3 +156,77 @@ def test_a_block_causal_model_denoises_as_the_published_sampler(tmp_path, archit
         assert found.recomputes == 1
         alone = denoise(executor, [(request, payload)], 0.3)[request.id]
         assert (alone.token_ids, alone.steps) == (tokens, steps)
+
+
+def config_of(folder, **files):
+    """The loaded config of a checkpoint with more JSON files, given by their stems."""
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return load_model(folder).config
+
+
+def test_the_mask_and_what_ends_a_text_come_from_wherever_the_checkpoint_has_them(tmp_path):
+    write(tmp_path, "SDARForCausalLM", mask_token_id=None, eos_token_id=None)
+    added = {"7": {"content": "<|im_end|>"}, "5": {"content": "<|MASK|>"}}
+    tokenizer = {"added_tokens_decoder": added, "eos_token": {"content": "<|im_end|>"}}
+    config = config_of(tmp_path, tokenizer_config=tokenizer)
+    assert (config.mask_token_id, config.eos_token_ids) == (5, (7,)), "by their names"
+    generation = {"eos_token_id": [9, 7], "mask_token_id": 6}
+    config = config_of(tmp_path, generation_config=generation)
+    assert (config.mask_token_id, config.eos_token_ids) == (6, (9, 7))
+    write(tmp_path, "SDARForCausalLM", eos_token_id=EOS)
+    config = config_of(tmp_path)
+    assert (config.mask_token_id, config.eos_token_ids) == (MASK, (9, 7)), "generation outranks"
+
+
+def test_no_mask_token_is_said(tmp_path):
+    write(tmp_path, "LLaDA2MoeModelLM")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(FieldError, match="no mask token"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("SDARForCausalLM", "use_sliding_window", True),
+        ("LLaDA2MoeModelLM", "use_bias", True),
+        ("LLaDA2MoeModelLM", "score_function", "softmax"),
+        ("LLaDAMoEModelLM", "moe_router_enable_expert_bias", True),
+        ("Qwen3ForCausalLM", "attention_bias", True),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(tmp_path, architecture, key, value):
+    write(tmp_path, architecture, **{key: value})
+    with pytest.raises(FieldError, match=f"{key} = .* is not supported"):
+        load_model(tmp_path)
+
+
+def test_a_fused_projection_must_have_the_right_size(tmp_path):
+    write(tmp_path, "LLaDA2MoeModelLM")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
+    with pytest.raises(FieldError, match="query_key_value"):
+        load_model(tmp_path)
+
+
+def test_blocks_are_the_models_own(tmp_path):
+    write(tmp_path, "SDARForCausalLM")
+    executor = DiffusionExecutor(load_model(tmp_path))
+    payload = Payload(drawn(4, seed=0))
+
+    def add(**options):
+        given = DiffusionOptions(**options)
+        request = Request(RequestId("r"), Family.DIFFUSION, "tiny", 4, 4, 0.0, diffusion=given)
+        executor.add(request, payload, Progress(), {})
+
+    with pytest.raises(FieldError, match=r"dlm\.cache: dual .* a block-causal model"):
+        add(block_tokens=4)
+    with pytest.raises(FieldError, match=r"dlm\.block_length: is 4"):
+        add(block_tokens=8, cache_mode=CacheMode.BLOCK)
+
+
+def test_a_block_causal_model_is_profiled_with_its_own_steps(tmp_path):
+    write(tmp_path, "SDARForCausalLM")
+    executor = DiffusionExecutor(load_model(tmp_path))
+    assert {4, 128, 128 * 32} <= set(measure(executor, 4, repeats=1))

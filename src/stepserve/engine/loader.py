@@ -53,6 +53,9 @@ def load_model(
     raw = read_json(folder / "config.json")
     architecture = _architecture(raw)
     raw |= token_ids(folder, raw, architecture.mask_token)
+    if architecture.mask_token is not None and raw.get("mask_token_id") is None:
+        token = architecture.mask_token
+        raise FieldError("model", f"no mask token: no mask_token_id, no {token} in the tokenizer")
     try:
         config = architecture.config(raw)
     except KeyError as missing:

@@ -36,6 +36,7 @@ from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 
 from .event_log import Header
+from .hub import is_hub_name, snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,8 @@ class Parts:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model: ``bundled``, or a path to a Hugging Face checkpoint."""
-    folder = BUNDLED if name == "bundled" else Path(name)
+    """The folder of a model: ``bundled``, a checkpoint's in Hugging Face layout, or of the hub."""
+    folder = snapshot(name) if is_hub_name(name) else BUNDLED if name == "bundled" else Path(name)
     if not (folder / "config.json").is_file():
         raise FieldError("model", f"no config.json in {folder}; give 'bundled' or a model folder")
     return folder
