@@ -47,20 +47,25 @@ def cached_group(start: int, queries: int, slots: Sequence[Tensor], dtype: torch
     return Group(start, len(slots), queries, torch.where(padding, padded[:, :1], padded), bias)
 
 
-def causal_groups(start: int, first: int, slots: Tensor, dtype: torch.dtype) -> list[Group]:
+def causal_groups(
+    start: int, first: int, slots: Tensor, dtype: torch.dtype, block: int = 1
+) -> list[Group]:
     """Groups of one row that executes its positions from ``first`` to the end of ``slots``.
 
-    ``start`` is where they are in the packed batch. Each group takes ``QUERIES_PER_BIAS`` of
-    them and sees the context up to its own last one, which bounds the bias and spares most of
-    what a causal mask would hide. The keys and values of the whole batch are written before
-    any group reads, so a later group finds those of an earlier one.
+    A position sees its own block of ``block`` positions and all before it; ``first`` and the end
+    are edges of blocks. ``start`` is where the row is in the packed batch. Each group takes about
+    ``QUERIES_PER_BIAS`` of them and sees the context up to its own last one, which bounds the
+    bias and spares most of what a causal mask would hide. The keys and values of the whole
+    batch are written before any group reads, so a later group finds those of an earlier one.
     """
     groups = []
-    for begin in range(first, len(slots), QUERIES_PER_BIAS):
-        end = min(begin + QUERIES_PER_BIAS, len(slots))
-        ahead = torch.ones(end - begin, end, dtype=torch.bool, device=slots.device)
-        bias = torch.zeros(ahead.shape, dtype=dtype, device=slots.device)
-        bias.masked_fill_(ahead.triu_(begin + 1), float("-inf"))
+    most = max(1, QUERIES_PER_BIAS // block) * block
+    positions = torch.arange(len(slots), device=slots.device)
+    for begin in range(first, len(slots), most):
+        end = min(begin + most, len(slots))
+        seen = (positions[begin:end, None] // block + 1) * block
+        bias = torch.zeros((end - begin, end), dtype=dtype, device=slots.device)
+        bias.masked_fill_(positions[:end] >= seen, float("-inf"))
         at = start + begin - first
         groups.append(Group(at, 1, end - begin, slots[None, :end], bias[None, None]))
     return groups

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepserve.core.errors import FieldError
 from stepserve.core.payload import Payload, SettledToken
-from stepserve.core.request import CacheMode, Family, Progress, Request
+from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
 from stepserve.core.step import Step, StepOutcome
 from stepserve.engine.attention import PackedAttention
 from stepserve.engine.canvas import Canvas
@@ -42,12 +42,13 @@ class DiffusionExecutor(PackedExecutor[Row, Work]):
         not exist, FieldError for a request that the model cannot run.
         """
         self._check(request, payload, settled)
+        self._check_blocks(request.diffusion)
         assert self.config.mask_token_id is not None
         canvas = Canvas(
             request,
             payload.sampling,
             mask_token_id=self.config.mask_token_id,
-            eos_token_id=self.config.eos_token_id,
+            eos_token_ids=self.config.eos_token_ids,
             settled=settled,
         )
         row = Row(request, payload.prompt_ids, payload.sampling, canvas, progress.steps)
@@ -62,6 +63,15 @@ class DiffusionExecutor(PackedExecutor[Row, Work]):
             row.slots = self._pool.slots(row.pages, row.length)
         self._rows[request.id] = row
 
+    def _check_blocks(self, options: DiffusionOptions) -> None:
+        """Blocks are a block-causal model's own; only there are finished ones final."""
+        block = self.config.attention_block
+        if (options.cache_mode is CacheMode.BLOCK) != (block is not None):
+            kind = "not a block-causal model" if block is None else "a block-causal model"
+            raise FieldError("dlm.cache", f"{options.cache_mode} cache, and this is {kind}")
+        if block not in (None, options.block_tokens):
+            raise FieldError("dlm.block_length", f"is {block} in this model")
+
     def _plan(self, step: Step) -> Work | StepOutcome:
         """The work of a valid step, else the outcome that says why there is none."""
         row = self._rows.get(step.request_id)
@@ -72,10 +82,11 @@ class DiffusionExecutor(PackedExecutor[Row, Work]):
         span = row.executed(step)
         if isinstance(span, str):
             return failed(step.request_id, span)
-        if (len(span), row.length) != (step.query_tokens, step.context_tokens):
+        context = row.context_tokens(span)
+        if (len(span), context) != (step.query_tokens, step.context_tokens):
             return failed(
                 step.request_id,
-                f"{step.kind} step executes {len(span)} of {row.length} tokens here, "
+                f"{step.kind} step executes {len(span)} of {context} tokens here, "
                 f"not {step.query_tokens} of {step.context_tokens}",
             )
         if step.threshold is None:
@@ -86,7 +97,7 @@ class DiffusionExecutor(PackedExecutor[Row, Work]):
         config = self.config
         packed = pack(
             works,
-            eos_token_id=config.eos_token_id,
+            eos_token_ids=config.eos_token_ids,
             shift_logits=config.shift_logits,
             dtype=self._dtype,
             device=self._device,

@@ -10,7 +10,7 @@ from torch import Tensor
 from stepserve.core.payload import SamplingParams
 from stepserve.core.request import CacheMode, Request
 from stepserve.core.step import Step, StepKind
-from stepserve.engine.attention import Group, cached_group
+from stepserve.engine.attention import Group, cached_group, causal_groups
 from stepserve.engine.canvas import Canvas
 from stepserve.engine.sampling import Position
 
@@ -49,6 +49,8 @@ class Row:
         mode = self.request.diffusion.cache_mode
         if step.kind not in (StepKind.RECOMPUTE, StepKind.CACHED):
             return f"a diffusion request has no {step.kind} steps"
+        if mode is CacheMode.BLOCK:
+            return self._blocks(step)
         output = range(len(self.prompt), self.length)
         if step.kind is StepKind.RECOMPUTE and step.query_tokens != len(output):
             return range(self.length)
@@ -66,11 +68,33 @@ class Row:
             return range(span.start - len(block), span.stop)
         return span
 
-    def forbidden(self, offset: int, eos_token_id: int) -> tuple[int, ...]:
+    def _blocks(self, step: Step) -> range | str:
+        """Of a block-causal model: all up to the current block, or it alone.
+
+        A block that was just opened is executed with the one before it, whose keys and values
+        are not final yet: they are of the step that filled its last mask.
+        """
+        stop = len(self.prompt) + self.canvas.block.stop
+        if step.kind is StepKind.RECOMPUTE:
+            return range(stop)
+        if not self.has_state:
+            return f"{step.kind} step, but no keys and values of the prompt on this instance"
+        return range(stop - self.canvas.block_tokens * (1 if self.block_steps else 2), stop)
+
+    def context_tokens(self, span: range) -> int:
+        """Positions that a step over ``span`` attends to."""
+        return span.stop if self.block_causal else self.length
+
+    @property
+    def block_causal(self) -> bool:
+        """Whether nothing behind a block is seen from it."""
+        return self.request.diffusion.cache_mode is CacheMode.BLOCK
+
+    def forbidden(self, offset: int, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Token ids that this request rules out at an output offset."""
         if offset < self.sampling.min_tokens:
-            return (eos_token_id, *self.sampling.stop_token_ids)
-        return (eos_token_id,) if self.sampling.ignore_eos else ()
+            return (*eos_token_ids, *self.sampling.stop_token_ids)
+        return eos_token_ids if self.sampling.ignore_eos else ()
 
 
 @dataclass(slots=True)
@@ -89,8 +113,18 @@ class Work:
 
     @property
     def whole(self) -> bool:
-        """Whether it executes every position, so that it attends to nothing but its own."""
-        return len(self.span) == self.row.length
+        """Whether it executes all that it attends to."""
+        return len(self.span) == self.row.context_tokens(self.span)
+
+    @property
+    def contexts(self) -> list[Tensor]:
+        """Slots that its queries attend to: all the same, or of a block-causal model by block."""
+        row = self.row
+        assert row.slots is not None
+        if not row.block_causal:
+            return [row.slots]
+        size = row.canvas.block_tokens
+        return [row.slots[:end] for end in range(self.span.start + size, self.span.stop + 1, size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +145,16 @@ class Packed:
 
 
 def new_work(row: Row, step: Step, span: range) -> Work:
-    """A step and what it asks: a recompute step about the whole output, else about the block."""
+    """A step and what it asks about: all of the output if it executes that, else the block."""
     canvas = row.canvas
-    recompute = step.kind is StepKind.RECOMPUTE
-    return Work(row, step, span, canvas.masked(range(canvas.limit) if recompute else canvas.block))
+    everything = step.kind is StepKind.RECOMPUTE and not row.block_causal
+    return Work(row, step, span, canvas.masked(range(canvas.limit) if everything else canvas.block))
 
 
 def pack(
     works: Sequence[Work],
     *,
-    eos_token_id: int,
+    eos_token_ids: tuple[int, ...],
     shift_logits: bool,
     dtype: torch.dtype,
     device: torch.device,
@@ -132,17 +166,14 @@ def pack(
     write: list[Tensor] = []
     for _, members in groupby(sorted(works, key=_shape), key=_shape):
         rows = list(members)
-        queries, start = len(rows[0].span), len(token_ids)
+        start = len(token_ids)
         for work in rows:
             work.base = len(token_ids)
             token_ids += _tokens(work.row, work.span)
             positions += work.span
             if work.row.slots is not None:
                 write.append(work.row.slots[work.span.start : work.span.stop])
-        if rows[0].whole:
-            groups.append(Group(start, len(rows), queries))
-        else:
-            groups.append(cached_group(start, queries, _slots(rows), dtype))
+        groups += _groups(rows, start, dtype)
 
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
@@ -154,7 +185,7 @@ def pack(
         torch.cat(write) if write else tensor([]),
         tensor(_read(works, len(token_ids), shift_logits)),
         [
-            Position(k, work.row.steps, work.row.sampling, work.row.forbidden(k, eos_token_id))
+            Position(k, work.row.steps, work.row.sampling, work.row.forbidden(k, eos_token_ids))
             for work in works
             for k in work.offsets
         ],
@@ -166,8 +197,28 @@ def _shape(work: Work) -> tuple[bool, bool, int, int]:
 
     Contexts that lie in pages are alike within a factor of two, which bounds the padding.
     """
-    context = 0 if work.whole else (work.row.length - 1).bit_length()
-    return work.row.slots is None, work.whole, len(work.span), context
+    row = work.row
+    if work.whole:
+        return row.slots is None, True, len(work.span), 0
+    queries = row.canvas.block_tokens if row.block_causal else len(work.span)
+    return row.slots is None, False, queries, (row.context_tokens(work.span) - 1).bit_length()
+
+
+def _groups(rows: Sequence[Work], start: int, dtype: torch.dtype) -> list[Group]:
+    """How works of one shape attend that are packed from ``start`` on."""
+    first = rows[0].row
+    if not rows[0].whole:
+        contexts = [slots for work in rows for slots in work.contexts]
+        queries = first.canvas.block_tokens if first.block_causal else len(rows[0].span)
+        return [cached_group(start, queries, contexts, dtype)]
+    if not first.block_causal:
+        return [Group(start, len(rows), len(rows[0].span))]
+    size = first.canvas.block_tokens
+    return [
+        group
+        for work in rows
+        for group in causal_groups(work.base, 0, work.contexts[-1], dtype, size)
+    ]
 
 
 def _tokens(row: Row, span: range) -> Iterable[int]:
@@ -175,10 +226,6 @@ def _tokens(row: Row, span: range) -> Iterable[int]:
     if span.start >= len(prompt):
         return canvas[span.start - len(prompt) : span.stop - len(prompt)]
     return (*prompt[span.start :], *canvas[: span.stop - len(prompt)])
-
-
-def _slots(works: Sequence[Work]) -> list[Tensor]:
-    return [work.row.slots for work in works if work.row.slots is not None]
 
 
 def _read(works: Sequence[Work], packed_tokens: int, shift_logits: bool) -> list[int]:

@@ -183,7 +183,7 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
         block_lengths=loaded.block_lengths,
         default_block_length=loaded.default_block_length,
         mask_token_id=loaded.config.mask_token_id,
-        default_cache=CacheMode(config.cache_mode),
+        default_cache=_default_cache(config, loaded),
         default_refresh_scope=RefreshScope(config.refresh_scope),
     )
     frontend = cluster.frontend
@@ -197,6 +197,15 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
     if config.operator_api:
         add_operator(app, cluster.operator)
     return app
+
+
+def _default_cache(config: ServeConfig, loaded: LoadedModel) -> CacheMode:
+    """As configured; what is exact about a block-causal model is its architecture, not a choice."""
+    if loaded.config.attention_block is not None:
+        return CacheMode.BLOCK
+    if CacheMode(config.cache_mode) is CacheMode.BLOCK:
+        raise FieldError("cache_mode", f"{loaded.name} is no block-causal model")
+    return CacheMode(config.cache_mode)
 
 
 class _Server(uvicorn.Server):

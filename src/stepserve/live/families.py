@@ -36,6 +36,7 @@ from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 
 from .event_log import Header
+from .hub import is_hub_name, snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,8 @@ class Parts:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model: ``bundled``, or a path to a Hugging Face checkpoint."""
-    folder = BUNDLED if name == "bundled" else Path(name)
+    """The folder of a model: ``bundled``, a checkpoint's in Hugging Face layout, or of the hub."""
+    folder = snapshot(name) if is_hub_name(name) else BUNDLED if name == "bundled" else Path(name)
     if not (folder / "config.json").is_file():
         raise FieldError("model", f"no config.json in {folder}; give 'bundled' or a model folder")
     return folder
@@ -193,7 +194,7 @@ def batch_profile(
     began_s = time.monotonic()
     steps = measure_grid(executor, prefills, contexts, decodes, repeats)
     logger.info("measured %d batches in %.1f s", len(steps), time.monotonic() - began_s)
-    shape, width = loaded.config, loaded.config.hidden_size // loaded.config.heads
+    shape = loaded.config
     value_bytes = next(loaded.model.parameters()).element_size()
     weights = weight_bytes(loaded) // value_bytes
     source = f"measured: {loaded.name}, {threads} threads, {len(steps)} batches"
@@ -201,7 +202,7 @@ def batch_profile(
         parameters=weights,
         layers=shape.layers,
         hidden=shape.hidden_size,
-        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * width * value_bytes,
+        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * shape.head_dim * value_bytes,
         weight_bytes=weights * value_bytes,
         steps=steps,
         source=source,
