@@ -37,6 +37,11 @@ class Group:
     slots: Tensor | None = None
     bias: Tensor | None = None
 
+    @property
+    def own(self) -> slice:
+        """Its tokens in the packed batch."""
+        return slice(self.start, self.start + self.rows * self.queries)
+
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
@@ -50,6 +55,11 @@ class Ragged:
     tokens: int
     longest: int
     ends: Tensor
+
+    @property
+    def own(self) -> slice:
+        """Its tokens in the packed batch."""
+        return slice(self.start, self.start + self.tokens)
 
 
 def whole_groups(
@@ -123,21 +133,26 @@ class PackedAttention:
         if kept:
             pages[:, 0].index_copy_(0, self._write, k[:kept])
             pages[:, 1].index_copy_(0, self._write, v[:kept])
+        if len(self._groups) == 1:
+            return _attended(self._groups[0], q, k, v, pages)
         out = torch.empty_like(q)
         for group in self._groups:
-            if isinstance(group, Ragged):
-                own = slice(group.start, group.start + group.tokens)
-                out[own] = ragged(q[own], k[own], v[own], group)
-                continue
-            own = slice(group.start, group.start + group.rows * group.queries)
-            shape = (group.rows, group.queries, -1, q.shape[-1])
-            if group.slots is None:
-                keys, values = k[own].view(shape), v[own].view(shape)
-            else:
-                gathered = pages.index_select(0, group.slots.flatten())
-                keys, values = gathered.view(*group.slots.shape, *pages.shape[1:]).unbind(2)
-            out[own].view(shape).copy_(attend(q[own].view(shape), keys, values, group.bias))
+            out[group.own] = _attended(group, q, k, v, pages)
         return out
+
+
+def _attended(group: Group | Ragged, q: Tensor, k: Tensor, v: Tensor, pages: Tensor) -> Tensor:
+    """What the queries of a group take, ``[tokens, heads, head_dim]``."""
+    own = group.own
+    if isinstance(group, Ragged):
+        return ragged(q[own], k[own], v[own], group)
+    shape = (group.rows, group.queries, -1, q.shape[-1])
+    if group.slots is None:
+        keys, values = k[own].view(shape), v[own].view(shape)
+    else:
+        gathered = pages.index_select(0, group.slots.flatten())
+        keys, values = gathered.view(*group.slots.shape, *pages.shape[1:]).unbind(2)
+    return attend(q[own].view(shape), keys, values, group.bias).flatten(0, 1)
 
 
 def ragged(q: Tensor, k: Tensor, v: Tensor, group: Ragged) -> Tensor:

@@ -87,6 +87,11 @@ class Replay:
             self._memory = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
+    @property
+    def captured(self) -> int:
+        """CUDA graphs held."""
+        return sum(captured.graph is not None for captured in self._captured.values())
+
     def hidden(self, rows: Sequence[CachedRow]) -> Tensor | None:
         """Final hidden states ``[bucket.rows * queries, hidden]``; valid until the next call.
 

@@ -101,6 +101,11 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         """Pages that held requests own; 0 when nothing is held."""
         return self._pool.used
 
+    @property
+    def captured_graphs(self) -> int:
+        """CUDA graphs held: one for each size of batch that has been seen."""
+        return 0 if self._replay is None else self._replay.captured
+
     def _check(
         self, request: Request, payload: Payload, settled: Mapping[int, int], again: bool = False
     ) -> None:
