@@ -7,10 +7,12 @@ even a row of NaNs cannot reach its neighbours.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.utils.rnn import pad_sequence
 
 from stepserve.engine.kv_pages import PagePool
@@ -34,6 +36,56 @@ class Group:
     queries: int
     slots: Tensor | None = None
     bias: Tensor | None = None
+
+    @property
+    def own(self) -> slice:
+        """Its tokens in the packed batch."""
+        return slice(self.start, self.start + self.rows * self.queries)
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows next to each other, each of which attends over exactly what it executes.
+
+    ``ends`` int32 ``[rows + 1]``: where they end, counted from ``start`` of the packed batch; the
+    first is 0. ``tokens`` they have together, ``longest`` is the most that one has.
+    """
+
+    start: int
+    tokens: int
+    longest: int
+    ends: Tensor
+
+    @property
+    def own(self) -> slice:
+        """Its tokens in the packed batch."""
+        return slice(self.start, self.start + self.tokens)
+
+
+def whole_groups(
+    start: int, lengths: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> list[Group | Ragged]:
+    """Groups of rows of these lengths, each of which attends over exactly what it executes.
+
+    Rows that differ take one call where there is a kernel for it, else one for each length (of
+    neighbours).
+    """
+    if len(set(lengths)) > 1 and takes_ragged(dtype, device):
+        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        ends = ends.to(device, non_blocking=True)
+        return [Ragged(start, sum(lengths), max(lengths), ends)]
+    groups: list[Group | Ragged] = []
+    for queries, alike in groupby(lengths):
+        rows = len(list(alike))
+        groups.append(Group(start, rows, queries))
+        start += rows * queries
+    return groups
+
+
+def takes_ragged(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether PyTorch has attention over rows of several lengths: 16 bits, CUDA from Ampere on."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return half and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def cached_group(start: int, queries: int, slots: Sequence[Tensor], dtype: torch.dtype) -> Group:
@@ -74,7 +126,7 @@ def causal_groups(
 class PackedAttention:
     """``Attend`` of one batch: writes fresh keys and values to pages, then attends."""
 
-    def __init__(self, pool: PagePool, groups: Sequence[Group], write: Tensor) -> None:
+    def __init__(self, pool: PagePool, groups: Sequence[Group | Ragged], write: Tensor) -> None:
         """``write`` int64 ``[W]``: the slots of the first W packed tokens; the rest keep none."""
         self._pool = pool
         self._groups = groups
@@ -86,17 +138,35 @@ class PackedAttention:
         if kept:
             pages[:, 0].index_copy_(0, self._write, k[:kept])
             pages[:, 1].index_copy_(0, self._write, v[:kept])
+        if len(self._groups) == 1:
+            return _attended(self._groups[0], q, k, v, pages)
         out = torch.empty_like(q)
         for group in self._groups:
-            own = slice(group.start, group.start + group.rows * group.queries)
-            shape = (group.rows, group.queries, -1, q.shape[-1])
-            if group.slots is None:
-                keys, values = k[own].view(shape), v[own].view(shape)
-            else:
-                gathered = pages.index_select(0, group.slots.flatten())
-                keys, values = gathered.view(*group.slots.shape, *pages.shape[1:]).unbind(2)
-            out[own].view(shape).copy_(attend(q[own].view(shape), keys, values, group.bias))
+            out[group.own] = _attended(group, q, k, v, pages)
         return out
+
+
+def _attended(group: Group | Ragged, q: Tensor, k: Tensor, v: Tensor, pages: Tensor) -> Tensor:
+    """What the queries of a group take, ``[tokens, heads, head_dim]``."""
+    own = group.own
+    if isinstance(group, Ragged):
+        return ragged(q[own], k[own], v[own], group)
+    shape = (group.rows, group.queries, -1, q.shape[-1])
+    if group.slots is None:
+        keys, values = k[own].view(shape), v[own].view(shape)
+    else:
+        gathered = pages.index_select(0, group.slots.flatten())
+        keys, values = gathered.view(*group.slots.shape, *pages.shape[1:]).unbind(2)
+    return attend(q[own].view(shape), keys, values, group.bias).flatten(0, 1)
+
+
+def ragged(q: Tensor, k: Tensor, v: Tensor, group: Ragged) -> Tensor:
+    """Attention of each row of ``group`` over itself: as ``attend``, but ``[tokens, ...]``."""
+    ends, longest = group.ends, group.longest
+    shared = q.shape[1] != k.shape[1]
+    out = varlen_attn(q, k, v, ends, ends, longest, longest, enable_gqa=shared)
+    assert isinstance(out, Tensor)  # nothing beside it was asked for
+    return out
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -15,9 +15,8 @@ from stepserve.core.errors import FieldError
 from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
 from stepserve.core.step import Step, StepOutcome
-from stepserve.engine.attention import PackedAttention
 from stepserve.engine.canvas import Canvas
-from stepserve.engine.inputs import Row, Work, new_work, pack
+from stepserve.engine.inputs import Packed, Row, Work, new_work, pack, questions, read_at
 from stepserve.engine.packed_executor import PackedExecutor, RowResult, failed
 from stepserve.engine.sampling import Answers
 from stepserve.engine.unmasking import choose
@@ -93,29 +92,24 @@ class DiffusionExecutor(PackedExecutor[Row, Work]):
             return failed(step.request_id, "a denoising step needs a threshold")
         return new_work(row, step, span)
 
+    def _pack(self, works: list[Work]) -> Packed:
+        return pack(works, dtype=self._dtype, device=self._device)
+
     def _execute(self, works: list[Work]) -> list[RowResult]:
-        config = self.config
-        packed = pack(
-            works,
-            eos_token_ids=config.eos_token_ids,
-            shift_logits=config.shift_logits,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        attend = PackedAttention(self._pool, packed.groups, packed.write)
-        hidden = self.model.hidden(packed.token_ids, packed.positions, attend)
-        states = hidden
-        if config.shift_logits:
+        shift = self.config.shift_logits
+        states = hidden = self._hidden(works)
+        if shift:
             before = [hidden[0] if w.row.before is None else w.row.before for w in works]
             states = torch.cat([hidden, torch.stack(before)])
-        answers = self._answers(states, packed.read, packed.asked)
+        asked = questions(works, self.config.eos_token_ids)
+        answers = self._answers(states, read_at(works, len(hidden), shift), asked)
         results = []
         first = 0
         for work in works:
             work.row.has_state |= work.row.slots is not None
             results.append(_settle(work, answers, first))
             first += len(work.offsets)
-            if config.shift_logits:
+            if shift:
                 _keep_state_before_block(work, hidden)
         return results
 

@@ -1,6 +1,6 @@
 """Packs the steps of a batch into the flat tensors of one forward pass."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -10,8 +10,9 @@ from torch import Tensor
 from stepserve.core.payload import SamplingParams
 from stepserve.core.request import CacheMode, Request
 from stepserve.core.step import Step, StepKind
-from stepserve.engine.attention import Group, cached_group, causal_groups
+from stepserve.engine.attention import Group, Ragged, cached_group, causal_groups, whole_groups
 from stepserve.engine.canvas import Canvas
+from stepserve.engine.graphs import CachedRow
 from stepserve.engine.sampling import Position
 
 
@@ -126,22 +127,31 @@ class Work:
         size = row.canvas.block_tokens
         return [row.slots[:end] for end in range(self.span.start + size, self.span.stop + 1, size)]
 
+    def cached(self) -> CachedRow | None:
+        """What a captured forward pass needs of it; ``None`` if it is no cached step.
+
+        Neither is one that opens a block of a block-causal model: its queries see unequal contexts.
+        """
+        row = self.row
+        opens = row.block_causal and len(self.span) > row.canvas.block_tokens
+        if self.step.kind is not StepKind.CACHED or opens:
+            return None
+        context = row.context_tokens(self.span)
+        return CachedRow(_tokens(row, self.span), self.span.start, row.pages, context)
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Inputs of one forward pass over N tokens.
 
     ``token_ids`` and ``positions`` are int64 ``[N]``; ``write`` int64 ``[W]`` are the slots of
-    the first W of them. ``read`` int64 ``[n]`` indexes the hidden states (then the ``before``
-    states, if logits are shifted) that answer ``asked``, in the order of the works' offsets.
+    the first W of them.
     """
 
     token_ids: Tensor
     positions: Tensor
-    groups: list[Group]
+    groups: list[Group | Ragged]
     write: Tensor
-    read: Tensor
-    asked: list[Position]
 
 
 def new_work(row: Row, step: Step, span: range) -> Work:
@@ -151,19 +161,16 @@ def new_work(row: Row, step: Step, span: range) -> Work:
     return Work(row, step, span, canvas.masked(range(canvas.limit) if everything else canvas.block))
 
 
-def pack(
-    works: Sequence[Work],
-    *,
-    eos_token_ids: tuple[int, ...],
-    shift_logits: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Packed:
-    """Lay the works out side by side, equal shapes next to each other; sets their ``base``."""
+def pack(works: Sequence[Work], *, dtype: torch.dtype, device: torch.device) -> Packed:
+    """Lay the works out side by side, equal shapes next to each other; sets their ``base``.
+
+    Whole rows come last, so those that differ in length are neighbours, too.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
-    groups: list[Group] = []
+    groups: list[Group | Ragged] = []
     write: list[Tensor] = []
+    whole: list[int] = []
     for _, members in groupby(sorted(works, key=_shape), key=_shape):
         rows = list(members)
         start = len(token_ids)
@@ -173,23 +180,27 @@ def pack(
             positions += work.span
             if work.row.slots is not None:
                 write.append(work.row.slots[work.span.start : work.span.stop])
-        groups += _groups(rows, start, dtype)
+        if rows[0].whole and not rows[0].row.block_causal:
+            whole += [len(rows[0].span)] * len(rows)
+        else:
+            groups += _groups(rows, start, dtype)
+    groups += whole_groups(len(token_ids) - sum(whole), whole, dtype, device)
 
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
     return Packed(
-        tensor(token_ids),
-        tensor(positions),
-        groups,
-        torch.cat(write) if write else tensor([]),
-        tensor(_read(works, len(token_ids), shift_logits)),
-        [
-            Position(k, work.row.steps, work.row.sampling, work.row.forbidden(k, eos_token_ids))
-            for work in works
-            for k in work.offsets
-        ],
+        tensor(token_ids), tensor(positions), groups, torch.cat(write) if write else tensor([])
     )
+
+
+def questions(works: Sequence[Work], eos_token_ids: tuple[int, ...]) -> list[Position]:
+    """The output positions that the works ask about, in their order."""
+    return [
+        Position(k, work.row.steps, work.row.sampling, work.row.forbidden(k, eos_token_ids))
+        for work in works
+        for k in work.offsets
+    ]
 
 
 def _shape(work: Work) -> tuple[bool, bool, int, int]:
@@ -205,31 +216,35 @@ def _shape(work: Work) -> tuple[bool, bool, int, int]:
 
 
 def _groups(rows: Sequence[Work], start: int, dtype: torch.dtype) -> list[Group]:
-    """How works of one shape attend that are packed from ``start`` on."""
+    """How works of one shape attend that are packed from ``start`` on.
+
+    Whole ones only of a block-causal model.
+    """
     first = rows[0].row
-    if not rows[0].whole:
-        contexts = [slots for work in rows for slots in work.contexts]
-        queries = first.canvas.block_tokens if first.block_causal else len(rows[0].span)
-        return [cached_group(start, queries, contexts, dtype)]
-    if not first.block_causal:
-        return [Group(start, len(rows), len(rows[0].span))]
     size = first.canvas.block_tokens
-    return [
-        group
-        for work in rows
-        for group in causal_groups(work.base, 0, work.contexts[-1], dtype, size)
-    ]
+    if rows[0].whole:
+        return [
+            group
+            for work in rows
+            for group in causal_groups(work.base, 0, work.contexts[-1], dtype, size)
+        ]
+    contexts = [slots for work in rows for slots in work.contexts]
+    queries = size if first.block_causal else len(rows[0].span)
+    return [cached_group(start, queries, contexts, dtype)]
 
 
-def _tokens(row: Row, span: range) -> Iterable[int]:
+def _tokens(row: Row, span: range) -> Sequence[int]:
     prompt, canvas = row.prompt, row.canvas.tokens
     if span.start >= len(prompt):
         return canvas[span.start - len(prompt) : span.stop - len(prompt)]
     return (*prompt[span.start :], *canvas[: span.stop - len(prompt)])
 
 
-def _read(works: Sequence[Work], packed_tokens: int, shift_logits: bool) -> list[int]:
-    """Index of the hidden state that predicts each asked position (see ``Packed.read``)."""
+def read_at(works: Sequence[Work], packed_tokens: int, shift_logits: bool) -> list[int]:
+    """Index of the hidden state that predicts each asked position.
+
+    Behind the states of the packed tokens come the ``before`` states, if logits are shifted.
+    """
     read: list[int] = []
     for index, work in enumerate(works):
         first = work.base + len(work.row.prompt) - work.span.start - shift_logits

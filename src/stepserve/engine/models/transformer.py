@@ -168,7 +168,10 @@ class DiffusionTransformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits ``[*shape, vocab]`` in float32 of hidden ``[*shape, hidden]``."""
-        out: Tensor = self.head(hidden)
+    def logits(self, hidden: Tensor, ids: slice | None = None) -> Tensor:
+        """Logits ``[*shape, vocab]`` in float32 of hidden ``[*shape, hidden]``.
+
+        With ``ids`` those of a range of token ids alone: ``[*shape, ids]``.
+        """
+        out: Tensor = self.head(hidden) if ids is None else F.linear(hidden, self.head.weight[ids])
         return out.float()
