@@ -26,7 +26,7 @@ from stepserve.live import deploy, families
 VOCABULARY = 64
 
 
-def tiny_model(seed=0):
+def tiny_model(seed=0, **changes):
     torch.manual_seed(seed)
     config = ModelConfig(
         vocab_size=VOCABULARY,
@@ -38,6 +38,7 @@ def tiny_model(seed=0):
         max_positions=256,
         mask_token_id=1,
         eos_token_id=2,
+        **changes,
     )
     model = DiffusionTransformer(config).eval()
     return LoadedModel(model, config, "tiny", (8, 16), 8, 32, (0, 1))

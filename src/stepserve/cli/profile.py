@@ -21,7 +21,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     defaults = ServeConfig()
-    parser.add_argument("--model", default=defaults.model, help="'bundled' or a model folder")
+    parser.add_argument(
+        "--model",
+        default=defaults.model,
+        help="'bundled', a model folder, or organisation/name on the hub",
+    )
     parser.add_argument("--device", default=defaults.device, help="torch device")
     parser.add_argument("--dtype", default=defaults.dtype, help="float32, float16 or bfloat16")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each share")
