@@ -218,7 +218,7 @@ ARCHITECTURES = {
 def load_model(
     directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> LoadedModel:
-    """Load a checkpoint directory.
+    """Load a checkpoint directory. On the device ``meta`` no weights are read.
 
     Raises FieldError (field ``model``) that says what is wrong: no config.json, an unknown
     architecture or option, tensors that are missing, unexpected or of another shape.
@@ -303,9 +303,14 @@ def _load_tensors(
     _refuse("unexpected tensors", sorted(found - wanted))
     read: dict[str, Tensor] = {}
     for path in sorted(set(files.values())):
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        described = str(device) == "meta"
+        with safe_open(path, framework="pt", device="cpu" if described else str(device)) as file:
             for name in wanted.intersection(file.keys()):
-                read[name] = file.get_tensor(name).to(dtype)
+                if described:
+                    shape = file.get_slice(name).get_shape()
+                    read[name] = torch.empty(shape, dtype=dtype, device=device)
+                else:
+                    read[name] = file.get_tensor(name).to(dtype)
     shapes = {
         f"{theirs} {tuple(read[theirs].shape)} instead of {tuple(weight.shape)}"
         for weight, theirs in zip(model.state_dict().values(), sources.values(), strict=True)
