@@ -88,7 +88,7 @@ async def collect(frontend, request, payload, on_tokens=None):
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
+async def running_cluster(config=None, listeners=(), loaded=None, planner=None, host=None):
     config = config or ServeConfig(
         instances=2, threads_per_instance=1, kv_pages=64, max_residents=8
     )
@@ -103,7 +103,7 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
         return unittest.mock.patch.object(families, name, CountedExecutor)
 
     with counted("DiffusionExecutor"), counted("AutoregressiveExecutor"):
-        cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner)
+        cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner, host)
         cluster.start()
         try:
             while not cluster.frontend.ready():

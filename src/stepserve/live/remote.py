@@ -122,9 +122,7 @@ class RemoteInstance:
 
     def run(self) -> None:
         """Serve the control loop until it ends the connection, or this instance has ended."""
-        with self._listener:
-            carrier = self._accept()
-        self.serve(carrier)
+        self.serve(self._accept())
 
     def _accept(self) -> Connection:
         while True:
@@ -138,7 +136,8 @@ class RemoteInstance:
                 return carrier
 
     def serve(self, carrier: Carrier) -> None:
-        """As ``run``, over a connection that is there."""
+        """As ``run``, over a connection that is there. Nobody else can connect any more."""
+        self._listener.close()
         self._link = link = Link(carrier, self._take, self._host.name)
         link.send(self._kv.address)
         self._host.start()

@@ -7,6 +7,7 @@ through it: a call of an actor costs 1.6 ms of CPU where a message of ``wire`` c
 
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -34,8 +35,8 @@ logger = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 << 20
 """The least that Ray takes, nearly: nothing is kept in it."""
 
-PLACED_S = 0.2
-"""How often a start looks whether it was given up while it waits for room."""
+PLACED_S = 1
+"""How often a start that waits for room looks whether it was given up: Ray wants an integer."""
 
 
 class RayCluster:
@@ -166,7 +167,7 @@ class InstanceActor:
         return made
 
     def _wait_for(self, group: Any, needs: dict[str, float]) -> None:
-        for _ in range(max(1, int(self._recipe.config.hang_s / PLACED_S))):
+        for _ in range(math.ceil(self._recipe.config.hang_s / PLACED_S)):
             if group.wait(PLACED_S):
                 return
             if self._killed:
