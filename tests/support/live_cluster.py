@@ -112,7 +112,7 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None, 
         finally:
             idle = not cluster.loop.records
             await cluster.stop()
-        if idle:  # only the executor of a lost instance still holds what it held
+        if idle and executors:  # only that of a lost instance still holds what it held
             leaking = [executor for executor in executors if executor.used_pages]
             assert len(leaking) <= cluster.loop.losses < len(executors)
 

@@ -2,7 +2,7 @@
 
 Ray starts them, places them, counts CPUs and GPUs, and notices their end. Messages do not go
 through it: a call of an actor costs 1.6 ms of CPU where a message of ``wire`` costs 0.2
-(``benchmarks/ray.py`` measures what is left of both in a served load).
+(``benchmarks/transport.py`` measures both).
 """
 
 import dataclasses
