@@ -89,7 +89,7 @@ async def collect(frontend, request, payload, on_tokens=None):
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
+async def running_cluster(config=None, listeners=(), loaded=None, planner=None, host=None):
     config = config or ServeConfig(
         instances=2, threads_per_instance=1, kv_pages=64, max_residents=8
     )
@@ -104,7 +104,7 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
         return unittest.mock.patch.object(families, name, CountedExecutor)
 
     with counted("DiffusionExecutor"), counted("AutoregressiveExecutor"):
-        cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner)
+        cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner, host)
         cluster.start()
         try:
             while not cluster.frontend.ready():
@@ -113,7 +113,7 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
         finally:
             idle = not cluster.loop.records
             await cluster.stop()
-        if idle:  # only the executor of a lost instance still holds what it held
+        if idle and executors:  # only that of a lost instance still holds what it held
             leaking = [executor for executor in executors if executor.used_pages]
             assert len(leaking) <= cluster.loop.losses < len(executors)
 

@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from stepserve.engine.executor import DiffusionExecutor
     from stepserve.engine.profiling import measure
-    from stepserve.live.deploy import load
-    from stepserve.live.families import BATCH_PROFILE
+    from stepserve.live.families import BATCH_PROFILE, load
 
     out: Path = vars(args).get("out") or Path(
         "step_profile.json" if args.tp == 1 else f"step_profile_tp{args.tp}.json"

@@ -44,7 +44,7 @@ class LoadedModel:
 def load_model(
     directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> LoadedModel:
-    """Load a checkpoint directory.
+    """Load a checkpoint directory. On the device ``meta`` no weights are read.
 
     Raises FieldError (field ``model``) that says what is wrong: no config.json, an unknown
     architecture or option, tensors that are missing, unexpected or of another shape.
@@ -119,11 +119,17 @@ def _load_tensors(
     _refuse("unexpected tensors", sorted(found - wanted))
     read: dict[str, Tensor] = {}
     for path in sorted(set(files.values())):
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        described = str(device) == "meta"
+        with safe_open(path, framework="pt", device="cpu" if described else str(device)) as file:
             for name in wanted.intersection(file.keys()):
                 # How an expert is chosen must not depend on the precision of the rest.
                 exact = name.endswith(".expert_bias")
-                read[name] = file.get_tensor(name).to(torch.float32 if exact else dtype)
+                kept = torch.float32 if exact else dtype
+                if described:
+                    shape = file.get_slice(name).get_shape()
+                    read[name] = torch.empty(shape, dtype=kept, device=device)
+                else:
+                    read[name] = file.get_tensor(name).to(kept)
     tensors: dict[str, Tensor] = {}
     misfits: list[str] = []
     for name, weight in ours.items():
