@@ -59,8 +59,8 @@ LLAMA, QWEN2 = "LlamaForCausalLM", "Qwen2ForCausalLM"
 @pytest.mark.parametrize(
     ("architecture", "key", "value"),
     [
-        (LLAMA, "rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-        (QWEN2, "rope_scaling", {"type": "yarn", "factor": 4.0}),
+        (LLAMA, "rope_scaling", {"rope_type": "longrope", "factor": 8.0}),
+        (QWEN2, "rope_scaling", {"type": "yarn", "factor": 4.0, "mscale": 0.7}),
         (LLAMA, "rope_parameters", {"rope_type": "linear", "factor": 2.0}),
         (LLAMA, "sliding_window", 4096),
         (QWEN2, "use_sliding_window", True),
@@ -68,7 +68,6 @@ LLAMA, QWEN2 = "LlamaForCausalLM", "Qwen2ForCausalLM"
         (LLAMA, "attention_bias", True),
         (LLAMA, "mlp_bias", True),
         (QWEN2, "attention_bias", False),
-        (LLAMA, "head_dim", 16),
         (LLAMA, "hidden_act", "gelu"),
         (LLAMA, "eos_token_id", None),
     ],

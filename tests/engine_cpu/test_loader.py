@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from stepserve.core.errors import FieldError
-from stepserve.engine.loader import ARCHITECTURES, load_model
+from stepserve.engine.architectures import ARCHITECTURES
+from stepserve.engine.loader import load_model
 from stepserve.engine.offline import denoise
 
 LAYOUTS = {
@@ -153,8 +154,8 @@ def setting(key, value):
     ("change", "message"),
     [
         (setting("architectures", ["MistralForCausalLM"]),
-         "MistralForCausalLM is not supported; these are: DreamModel, LLaDAModelLM, "
-         "LlamaForCausalLM, Qwen2ForCausalLM"),
+         "MistralForCausalLM is not supported; these are: DreamModel, Fast_dLLM_QwenForCausalLM, "
+         "LLaDA2MoeModelLM, .*, Qwen3ForCausalLM, SDARForCausalLM"),
         (setting("architectures", None), r"\(none\) is not supported"),
         (lambda config, tensors: config.pop("d_model"), "config.json lacks 'd_model'"),
         (setting("rope", False), "rope = False is not supported, only True"),

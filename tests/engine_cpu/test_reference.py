@@ -101,7 +101,7 @@ MODELS = {
 
 REUSE = [
     (cache, scope)
-    for cache in CacheMode
+    for cache in (CacheMode.NONE, CacheMode.PREFIX, CacheMode.DUAL)
     for scope in RefreshScope
     if cache is not CacheMode.NONE or scope is RefreshScope.FULL
 ]

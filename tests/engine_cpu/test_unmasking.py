@@ -35,12 +35,12 @@ def test_a_cap_settles_all_and_counts_the_forced_ones():
 def test_impossible_settled_tokens_are_refused(make, settled):
     request, _ = make(output=16)
     with pytest.raises(FieldError, match="settled"):
-        Canvas(request, SamplingParams(), mask_token_id=1, eos_token_id=2, settled=settled)
+        Canvas(request, SamplingParams(), mask_token_id=1, eos_token_ids=(2,), settled=settled)
 
 
 def test_emitted_is_the_contiguous_prefix(make):
     request, _ = make(output=12, block=8)
-    canvas = Canvas(request, SamplingParams(), mask_token_id=1, eos_token_id=2, settled={})
+    canvas = Canvas(request, SamplingParams(), mask_token_id=1, eos_token_ids=(2,), settled={})
     canvas.settle({1: 9, 2: 9})
     assert (canvas.settled, canvas.emitted, canvas.finished) == (2, 0, None)
     canvas.settle({0: 9})

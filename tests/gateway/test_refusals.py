@@ -2,8 +2,9 @@
 
 import pytest
 
-from gateway.scripted import MASK, Gateway, byte_ids
+from gateway.scripted import MASK, Gateway, byte_ids, card
 from stepserve.core.config import ServeConfig
+from stepserve.core.request import CacheMode
 
 HELLO = [byte_ids("hello")]
 
@@ -150,6 +151,24 @@ async def test_block_lengths_are_listed():
 async def test_too_long_names_the_real_cause(body, param, words):
     """Fault 43."""
     error = (await Gateway(HELLO).complete(**body)).json()["error"]
+    assert error["param"] == param
+    assert all(word in error["message"] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"dlm": {"cache": "dual"}}, "dlm.cache", ("exact",)),
+        ({"dlm": {"cache_refresh_interval": 2}}, "dlm.cache_refresh_interval", ("approximate",)),
+        ({"dlm": {"refresh_scope": "output"}}, "dlm.refresh_scope", ("approximate",)),
+        ({"prompt": [7] * 100, "max_tokens": 29}, "max_tokens", ("29", "100", "at most 28")),
+        ({"prompt": [7] * 128}, "prompt", ("128", "at least 16")),
+    ],
+)
+async def test_of_a_block_causal_model(body, param, words):
+    """Its blocks begin at position 0, so a prompt of 100 leaves 12 + 16 of 128."""
+    gateway = Gateway(HELLO, model=card(default_cache=CacheMode.BLOCK))
+    error = (await gateway.complete(**body)).json()["error"]
     assert error["param"] == param
     assert all(word in error["message"] for word in words)
 

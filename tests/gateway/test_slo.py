@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.scripted import Gateway, byte_ids
+from gateway.scripted import Gateway, byte_ids, card
 from stepserve.core.config import ControlConfig, ServeConfig, SLOClass
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope, ThresholdBounds
 
@@ -174,6 +174,15 @@ async def test_cache(cache, mode):
     """The test server's default is prefix."""
     request, _ = await submitted(dlm={"cache": cache})
     assert request.diffusion.cache_mode is mode
+
+
+@pytest.mark.parametrize("cache", ["exact", "auto", None])
+async def test_a_block_causal_model_is_exact_whatever_is_left_open(cache):
+    gateway = Gateway(HELLO, model=card(default_cache=CacheMode.BLOCK))
+    reply = (await gateway.complete(dlm={"cache": cache})).json()
+    options = gateway.frontend.submitted[0][0].diffusion
+    assert (options.cache_mode, options.refresh_scope) == (CacheMode.BLOCK, RefreshScope.FULL)
+    assert reply["dlm"]["cache"] == "exact"
 
 
 @pytest.mark.parametrize(

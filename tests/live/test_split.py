@@ -8,23 +8,19 @@ import unittest.mock
 from typing import ClassVar
 
 import pytest
-import torch
 
 from stepserve.core.config import ControlConfig, ServeConfig, TokenConfig
 from stepserve.core.errors import FieldError
-from stepserve.core.ids import RequestId
-from stepserve.core.payload import KvChunk, Payload, SamplingParams
-from stepserve.core.protocols import Placement
-from stepserve.core.request import Family, FinishReason, Request
-from stepserve.core.segment import Segment
+from stepserve.core.payload import KvChunk
+from stepserve.core.request import FinishReason
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.loader import load_model
 from stepserve.live import deploy, families
-from support.causal_models import VOCAB, write_checkpoint
-from support.live_cluster import assert_at_rest, collect, running_cluster, tiny_model
+from support.causal_models import write_checkpoint
+from support.live_cluster import running_cluster, tiny_model
+from support.split_requests import OUTPUT, PROMPT, CutAt, answer, at_rest
 
-PROMPT, OUTPUT = 12, 10
 LONG = {"prompt": 400, "output": 60, "seed": 9}
 MIDDLE = {"prompt": 300, "output": 80, "seed": 7}
 """Of these seeds the best two logits are 0.02 apart or more: rounding, which depends on what a
@@ -39,18 +35,6 @@ def loaded(tmp_path_factory):
 @pytest.fixture(scope="module")
 def profile(loaded):
     return families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
-
-
-class CutAt:
-    """Places a request as its id says, ``NAME:CUT``; without a cut on the first instance."""
-
-    def place(self, request, progress, forecast, view):
-        first, *others = sorted(view.loads)
-        _, _, cut = request.id.partition(":")
-        if not cut or progress.emitted or not others:
-            return Placement((Segment(request.id, 0, 0, None, first, 0),))
-        start = Segment(request.id, 0, 0, int(cut), first, 0)
-        return Placement((start, Segment(request.id, 1, int(cut), None, others[0], 0)))
 
 
 class WatchedExecutor(AutoregressiveExecutor):
@@ -84,19 +68,6 @@ async def split_cluster(loaded, profile, damage=(), **options):
             while len(cluster.loop.scheduler.ledger.instances) < config.instances:
                 await asyncio.sleep(0)
             yield cluster, watched.copies
-
-
-def request(frontend, name, prompt=PROMPT, output=OUTPUT, seed=0, **sampling):
-    generator = torch.Generator().manual_seed(seed)
-    ids = tuple(torch.randint(3, VOCAB, (prompt,), generator=generator).tolist())
-    arrived_s = frontend.now_s()
-    made = Request(RequestId(name), Family.AUTOREGRESSIVE, "tiny", prompt, output, arrived_s)
-    return made, Payload(ids, SamplingParams(**{"ignore_eos": True, **sampling}))
-
-
-async def answer(cluster, name, *, on_tokens=None, **shape):
-    made, payload = request(cluster.frontend, name, **shape)
-    return await collect(cluster.frontend, made, payload, on_tokens)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}])
@@ -190,14 +161,6 @@ async def test_an_instance_is_lost_before_and_after_the_hand_over(
         await at_rest(cluster)
 
 
-async def at_rest(cluster):
-    """Once the instances have let go of what was taken back."""
-    ledger = cluster.loop.scheduler.ledger
-    while any(i.departing or len(i.pages) for i in ledger.instances.values()):
-        await asyncio.sleep(0.001)
-    assert_at_rest(cluster)
-
-
 ALONE = {"instances": 1, "threads_per_instance": 1, "kv_pages": 64}
 
 
@@ -252,11 +215,11 @@ async def test_measured_batches_are_kept_for_the_next_start(loaded, profile, tmp
     kept = BatchProfile.load(path)
     assert len(kept.steps) > len(profile.steps)
     config = ServeConfig(**ALONE, keep_profile=str(path))
-    assert families.parts(config, loaded).header.batches == kept
+    assert families.make_header(config, loaded).batches == kept
     other = dataclasses.replace(kept, line=dataclasses.replace(kept.line, weight_bytes=1.0))
     other.save(path)
     with pytest.raises(FieldError, match="weights") as error:
-        families.parts(config, loaded)
+        families.make_header(config, loaded)
     assert error.value.field == "keep_profile"
 
 

@@ -193,6 +193,20 @@ def test_requests_that_end_by_themselves_take_fewer_steps():
     assert steps[True] < 0.8 * steps[False]
 
 
+def test_a_block_causal_model_recomputes_once_and_is_quicker():
+    """The published latencies are of a model that recomputes at every block."""
+    ends, refreshes = {}, {}
+    for cache in ("dual", "block"):
+        setting = Setting(nodes=(4,), requests=20, cache_mode=cache)
+        load = traced.make_load(setting, SYSTEMS["infaas"], Point("infaas", 1.0, 5.0, 0))
+        world, _ = simulate(setting, SYSTEMS["infaas"], load, 0)
+        records = world.records.values()
+        refreshes[cache] = sum(r.refreshes for r in records) / len(records)
+        ends[cache] = world.now_s
+    assert refreshes["block"] == 1.0 < refreshes["dual"]
+    assert ends["block"] < ends["dual"]
+
+
 def test_classes_have_their_share_weight_and_deadline_and_are_told_apart():
     setting = Setting(
         nodes=(4,),

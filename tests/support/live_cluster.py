@@ -26,7 +26,7 @@ from stepserve.live import deploy, families
 VOCABULARY = 64
 
 
-def tiny_model(seed=0):
+def tiny_model(seed=0, **changes):
     torch.manual_seed(seed)
     config = ModelConfig(
         vocab_size=VOCABULARY,
@@ -38,6 +38,7 @@ def tiny_model(seed=0):
         max_positions=256,
         mask_token_id=1,
         eos_token_id=2,
+        **changes,
     )
     model = DiffusionTransformer(config).eval()
     return LoadedModel(model, config, "tiny", (8, 16), 8, 32, (0, 1))
@@ -88,7 +89,7 @@ async def collect(frontend, request, payload, on_tokens=None):
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
+async def running_cluster(config=None, listeners=(), loaded=None, planner=None, host=None):
     config = config or ServeConfig(
         instances=2, threads_per_instance=1, kv_pages=64, max_residents=8
     )
@@ -103,7 +104,7 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
         return unittest.mock.patch.object(families, name, CountedExecutor)
 
     with counted("DiffusionExecutor"), counted("AutoregressiveExecutor"):
-        cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner)
+        cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner, host)
         cluster.start()
         try:
             while not cluster.frontend.ready():
@@ -112,7 +113,7 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None):
         finally:
             idle = not cluster.loop.records
             await cluster.stop()
-        if idle:  # only the executor of a lost instance still holds what it held
+        if idle and executors:  # only that of a lost instance still holds what it held
             leaking = [executor for executor in executors if executor.used_pages]
             assert len(leaking) <= cluster.loop.losses < len(executors)
 

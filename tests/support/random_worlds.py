@@ -57,7 +57,7 @@ def random_faults(seed):
 def random_request(rng, name, now_s):
     preferred = rng.choice([0.9, 0.9, 0.8, 0.5])
     cache = rng.choice(list(CacheMode))
-    scopes = [RefreshScope.FULL] if cache is CacheMode.NONE else list(RefreshScope)
+    scopes = [RefreshScope.FULL] if cache.exact else list(RefreshScope)
     return make_request(
         name,
         prompt=rng.randint(1, 120),

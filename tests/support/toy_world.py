@@ -133,6 +133,8 @@ class ToyRows:
         assert progress.steps == truth.steps
         options = request.diffusion
         inside = len(truth.settled) % (options.block_tokens * options.refresh_blocks)
+        if options.cache_mode is CacheMode.BLOCK:
+            inside = truth.settled and progress.settled % options.block_tokens
         if inside and options.cache_mode is not CacheMode.NONE:
             excused = request.id in self.torn or progress.finished is not None
             assert self.cuts_anywhere or excused, "cut where no recompute is due"
@@ -149,9 +151,17 @@ class ToyRows:
         block = options.block_tokens
         if truth.emitted >= truth.ends_at:  # the news of its end was lost
             return StepOutcome(request.id, 0, truth.emitted, self.reason(truth), SOME_CONFIDENCE)
-        index, inside = divmod(len(truth.settled), block)
+        causal = options.cache_mode is CacheMode.BLOCK
+        lead = request.prompt_tokens % block if causal else 0  # its blocks begin at position 0
+        index, inside = divmod(lead + len(truth.settled), block)
         canvas = -(-request.max_output_tokens // block) * block
-        if step.kind is StepKind.RECOMPUTE:
+        if causal:
+            assert step.context_tokens == request.prompt_tokens - lead + (index + 1) * block
+            assert rows[request.id] is (step.kind is not StepKind.RECOMPUTE), "once, and no more"
+            expected = block if inside else 2 * block
+            assert step.query_tokens == (expected if rows[request.id] else step.context_tokens)
+            rows[request.id] = True
+        elif step.kind is StepKind.RECOMPUTE:
             part = rows[request.id] and options.refresh_scope is RefreshScope.OUTPUT
             whole = request.prompt_tokens + canvas
             assert step.query_tokens == (canvas if part else whole) or (
@@ -161,8 +171,8 @@ class ToyRows:
         else:
             assert rows[request.id], "a cached step needs keys and values"
             assert inside or index % options.refresh_blocks, "a recompute step was due"
-        last = min((index + 1) * block, request.max_output_tokens)
-        open_ = [p for p in range(index * block, last) if p not in truth.settled]
+        last = min((index + 1) * block - lead, request.max_output_tokens)
+        open_ = [p for p in range(max(0, index * block - lead), last) if p not in truth.settled]
         chosen = self.rng.sample(open_, self.rng.randint(1, len(open_)))
         truth.settled.update(chosen)
         truth.steps += 1

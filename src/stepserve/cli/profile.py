@@ -21,7 +21,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     defaults = ServeConfig()
-    parser.add_argument("--model", default=defaults.model, help="'bundled' or a model folder")
+    parser.add_argument(
+        "--model",
+        default=defaults.model,
+        help="'bundled', a model folder, or organisation/name on the hub",
+    )
     parser.add_argument("--device", default=defaults.device, help="torch device")
     parser.add_argument("--dtype", default=defaults.dtype, help="float32, float16 or bfloat16")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each share")
@@ -42,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from stepserve.engine.executor import DiffusionExecutor
     from stepserve.engine.profiling import measure
-    from stepserve.live.deploy import load
-    from stepserve.live.families import BATCH_PROFILE
+    from stepserve.live.families import BATCH_PROFILE, load
 
     out: Path = vars(args).get("out") or Path(
         "step_profile.json" if args.tp == 1 else f"step_profile_tp{args.tp}.json"

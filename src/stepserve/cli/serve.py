@@ -1,4 +1,4 @@
-"""``stepserve serve``: a cluster in this process behind an OpenAI-compatible API."""
+"""``stepserve serve``: a cluster, here or on Ray, behind an OpenAI-compatible API."""
 
 import argparse
 import dataclasses
@@ -15,7 +15,9 @@ OPTIONS = {
     "model": "'bundled', or the folder of a checkpoint in Hugging Face layout",
     "host": "address to listen on",
     "port": "port to listen on",
-    "instances": "model instances in this process",
+    "instances": "model instances",
+    "cluster": "where they live: local (this process), ray (started here), ray://auto (the Ray "
+    "cluster of this machine) or ray://HOST:PORT (a Ray client server)",
     "threads_per_instance": "CPU threads of each instance; 0 shares the cores evenly",
     "device": "torch device, such as cpu or cuda:0",
     "dtype": "float32, float16 or bfloat16",
@@ -86,4 +88,13 @@ def run(args: argparse.Namespace) -> int:
     config = configuration(args)
     from stepserve.live.deploy import serve
 
-    return serve(config)
+    if config.cluster == "local":
+        return serve(config)
+    try:
+        from stepserve.live.transport_ray import RayCluster
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise FieldError("cluster", "needs Ray: pip install 'stepserve[ray]'") from error
+    with RayCluster(config) as cluster:
+        return serve(cluster.config, cluster.transport)

@@ -200,6 +200,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     instances: int = 2
+    cluster: str = "local"  # where instances live: local, ray, ray://auto or ray://HOST:PORT
     threads_per_instance: int = 0  # 0: share the cores evenly
     device: str = "cpu"
     dtype: str = "float32"

@@ -29,6 +29,12 @@ class CacheMode(StrEnum):
     NONE = "none"  # exact: every step executes the whole sequence
     PREFIX = "prefix"  # cached steps execute from the block's start to the end
     DUAL = "dual"  # cached steps execute the block alone
+    BLOCK = "block"  # exact: of a block-causal model, keys and values of finished blocks are final
+
+    @property
+    def exact(self) -> bool:
+        """Whether no step works with keys and values that are out of date."""
+        return self in (CacheMode.NONE, CacheMode.BLOCK)
 
 
 class RefreshScope(StrEnum):
@@ -117,7 +123,7 @@ class DiffusionOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise FieldError(f"dlm.{name}", "must be at least 1")
-        if self.cache_mode is CacheMode.NONE and self.refresh_scope is RefreshScope.OUTPUT:
+        if self.cache_mode.exact and self.refresh_scope is RefreshScope.OUTPUT:
             raise FieldError("dlm.refresh_scope", "output needs dlm.cache to be approximate")
 
 

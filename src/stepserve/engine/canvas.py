@@ -1,8 +1,8 @@
 """The output of one request, position by position. Plain integers and floats, no tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from stepserve.core.denoising import canvas_tokens
+from stepserve.core.denoising import canvas_tokens, lead_tokens
 from stepserve.core.errors import FieldError
 from stepserve.core.payload import SamplingParams
 from stepserve.core.request import Confidence, FinishReason, Request
@@ -14,7 +14,7 @@ class Canvas:
     The canvas is ``max_output_tokens`` rounded up to whole blocks. The model sees all of it;
     positions at or beyond ``max_output_tokens`` stay masked and are never emitted, so the
     limit is exact. Blocks are worked off in order: the current one holds the first masked
-    position.
+    position. Of a block-causal model, the first is shorter by the ``lead`` of prompt tokens in it.
     """
 
     def __init__(
@@ -23,17 +23,18 @@ class Canvas:
         sampling: SamplingParams,
         *,
         mask_token_id: int,
-        eos_token_id: int,
+        eos_token_ids: Sequence[int],
         settled: Mapping[int, int],
     ) -> None:
         """``settled`` maps offsets to token ids already final; FieldError if one is impossible."""
         self.limit = request.max_output_tokens
         self.block_tokens = request.diffusion.block_tokens
+        self.lead = lead_tokens(request)
         self.mask = mask_token_id
         self.tokens = [mask_token_id] * canvas_tokens(request)
         # What a settled position was settled with is unknown after a move: it is certain now.
         self.confidence = [1.0 if k in settled else 0.0 for k in range(self.limit)]
-        eos = () if sampling.ignore_eos else (eos_token_id,)
+        eos = () if sampling.ignore_eos else eos_token_ids
         self.ends = frozenset((*eos, *sampling.stop_token_ids))
         self.settled = 0
         self.emitted = 0
@@ -47,8 +48,8 @@ class Canvas:
     @property
     def block(self) -> range:
         """Offsets of the current block, those beyond the limit included."""
-        start = self.emitted // self.block_tokens * self.block_tokens
-        return range(start, start + self.block_tokens)
+        stop = ((self.lead + self.emitted) // self.block_tokens + 1) * self.block_tokens - self.lead
+        return range(max(0, stop - self.block_tokens), stop)
 
     def masked(self, within: range) -> list[int]:
         """Masked offsets below the limit in a range of offsets, in order."""

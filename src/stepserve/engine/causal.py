@@ -15,8 +15,8 @@ from stepserve.core.ids import RequestId
 from stepserve.core.payload import KvChunk, Payload, SettledToken
 from stepserve.core.request import Family, Progress, Request
 from stepserve.core.step import Step, StepKind, StepOutcome
-from stepserve.engine.attention import PackedAttention
-from stepserve.engine.causal_inputs import CausalRow, Chunk, pack_causal
+from stepserve.engine.causal_inputs import CausalRow, Chunk, pack_causal, question
+from stepserve.engine.inputs import Packed
 from stepserve.engine.kv_pages import checksums
 from stepserve.engine.packed_executor import PackedExecutor, RowResult, failed
 from stepserve.engine.sampling import Answers
@@ -148,11 +148,14 @@ class AutoregressiveExecutor(PackedExecutor[CausalRow, Chunk]):
             room = len(row.pages) * self._pool.page_tokens
             row.slots = self._pool.slots(row.pages, room)
 
+    def _pack(self, works: list[Chunk]) -> Packed:
+        return pack_causal(works, dtype=self._dtype, device=self._device)
+
     def _execute(self, works: list[Chunk]) -> list[RowResult]:
-        packed = pack_causal(works, dtype=self._dtype, device=self._device)
-        attend = PackedAttention(self._pool, packed.groups, packed.write)
-        hidden = self.model.hidden(packed.token_ids, packed.positions, attend)
-        answers = self._answers(hidden, packed.read, packed.asked)
+        hidden = self._hidden(works)
+        asking = [chunk for chunk in works if chunk.samples]
+        read = [chunk.base + len(chunk.span) - 1 for chunk in asking]
+        answers = self._answers(hidden, read, [question(c.row.sequence) for c in asking])
         results: list[RowResult] = []
         asked = 0
         for chunk in works:

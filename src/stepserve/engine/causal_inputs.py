@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from stepserve.core.request import Request
-from stepserve.engine.attention import Group, cached_group, causal_groups
+from stepserve.engine.attention import Group, Ragged, cached_group, causal_groups
+from stepserve.engine.graphs import CachedRow
 from stepserve.engine.inputs import Packed
 from stepserve.engine.sampling import Position
 from stepserve.engine.sequence import TokenSequence
@@ -49,6 +50,13 @@ class Chunk:
         """Whether the next token is asked for."""
         return self.span.stop == len(self.row.sequence)
 
+    def cached(self) -> CachedRow | None:
+        """What a captured forward pass needs of it; ``None`` if it executes several tokens."""
+        if len(self.span) > 1:
+            return None
+        row, first = self.row, self.span.start
+        return CachedRow((row.sequence.tokens[first],), first, row.pages, self.span.stop)
+
     @property
     def context(self) -> Tensor:
         """Slots of everything its last query attends to."""
@@ -62,7 +70,7 @@ def pack_causal(chunks: Sequence[Chunk], *, dtype: torch.dtype, device: torch.de
     """
     token_ids: list[int] = []
     positions: list[int] = []
-    groups: list[Group] = []
+    groups: list[Group | Ragged] = []
     write: list[Tensor] = []
     for shape, members in groupby(sorted(chunks, key=_shape), key=_shape):
         rows = list(members)
@@ -75,19 +83,11 @@ def pack_causal(chunks: Sequence[Chunk], *, dtype: torch.dtype, device: torch.de
                 groups += causal_groups(chunk.base, chunk.span.start, chunk.context, dtype)
         if shape > 0:
             groups.append(cached_group(rows[0].base, 1, [c.context for c in rows], dtype))
-    asking = [chunk for chunk in chunks if chunk.samples]
 
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
-    return Packed(
-        tensor(token_ids),
-        tensor(positions),
-        groups,
-        torch.cat(write),
-        tensor([chunk.base + len(chunk.span) - 1 for chunk in asking]),
-        [_position(chunk.row.sequence) for chunk in asking],
-    )
+    return Packed(tensor(token_ids), tensor(positions), groups, torch.cat(write))
 
 
 def _shape(chunk: Chunk) -> int:
@@ -95,6 +95,9 @@ def _shape(chunk: Chunk) -> int:
     return 0 if len(chunk.span) > 1 else chunk.span.stop.bit_length()
 
 
-def _position(sequence: TokenSequence) -> Position:
-    """Step 0 always: a draw depends on seed and offset, not on how the inputs were cut."""
+def question(sequence: TokenSequence) -> Position:
+    """What asks for the next token.
+
+    Step 0 always: a draw depends on seed and offset, not on how the inputs were cut.
+    """
     return Position(sequence.emitted, 0, sequence.sampling, sequence.forbidden())

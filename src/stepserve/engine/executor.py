@@ -13,11 +13,10 @@ from torch import Tensor
 
 from stepserve.core.errors import FieldError
 from stepserve.core.payload import Payload, SettledToken
-from stepserve.core.request import CacheMode, Family, Progress, Request
+from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
 from stepserve.core.step import Step, StepOutcome
-from stepserve.engine.attention import PackedAttention
 from stepserve.engine.canvas import Canvas
-from stepserve.engine.inputs import Row, Work, new_work, pack
+from stepserve.engine.inputs import Packed, Row, Work, new_work, pack, questions, read_at
 from stepserve.engine.packed_executor import PackedExecutor, RowResult, failed
 from stepserve.engine.sampling import Answers
 from stepserve.engine.unmasking import choose
@@ -42,12 +41,13 @@ class DiffusionExecutor(PackedExecutor[Row, Work]):
         not exist, FieldError for a request that the model cannot run.
         """
         self._check(request, payload, settled)
+        self._check_blocks(request.diffusion)
         assert self.config.mask_token_id is not None
         canvas = Canvas(
             request,
             payload.sampling,
             mask_token_id=self.config.mask_token_id,
-            eos_token_id=self.config.eos_token_id,
+            eos_token_ids=self.config.eos_token_ids,
             settled=settled,
         )
         row = Row(request, payload.prompt_ids, payload.sampling, canvas, progress.steps)
@@ -62,6 +62,15 @@ class DiffusionExecutor(PackedExecutor[Row, Work]):
             row.slots = self._pool.slots(row.pages, row.length)
         self._rows[request.id] = row
 
+    def _check_blocks(self, options: DiffusionOptions) -> None:
+        """Blocks are a block-causal model's own; only there are finished ones final."""
+        block = self.config.attention_block
+        if (options.cache_mode is CacheMode.BLOCK) != (block is not None):
+            kind = "not a block-causal model" if block is None else "a block-causal model"
+            raise FieldError("dlm.cache", f"{options.cache_mode} cache, and this is {kind}")
+        if block not in (None, options.block_tokens):
+            raise FieldError("dlm.block_length", f"is {block} in this model")
+
     def _plan(self, step: Step) -> Work | StepOutcome:
         """The work of a valid step, else the outcome that says why there is none."""
         row = self._rows.get(step.request_id)
@@ -72,39 +81,35 @@ class DiffusionExecutor(PackedExecutor[Row, Work]):
         span = row.executed(step)
         if isinstance(span, str):
             return failed(step.request_id, span)
-        if (len(span), row.length) != (step.query_tokens, step.context_tokens):
+        context = row.context_tokens(span)
+        if (len(span), context) != (step.query_tokens, step.context_tokens):
             return failed(
                 step.request_id,
-                f"{step.kind} step executes {len(span)} of {row.length} tokens here, "
+                f"{step.kind} step executes {len(span)} of {context} tokens here, "
                 f"not {step.query_tokens} of {step.context_tokens}",
             )
         if step.threshold is None:
             return failed(step.request_id, "a denoising step needs a threshold")
         return new_work(row, step, span)
 
+    def _pack(self, works: list[Work]) -> Packed:
+        return pack(works, dtype=self._dtype, device=self._device)
+
     def _execute(self, works: list[Work]) -> list[RowResult]:
-        config = self.config
-        packed = pack(
-            works,
-            eos_token_id=config.eos_token_id,
-            shift_logits=config.shift_logits,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        attend = PackedAttention(self._pool, packed.groups, packed.write)
-        hidden = self.model.hidden(packed.token_ids, packed.positions, attend)
-        states = hidden
-        if config.shift_logits:
+        shift = self.config.shift_logits
+        states = hidden = self._hidden(works)
+        if shift:
             before = [hidden[0] if w.row.before is None else w.row.before for w in works]
             states = torch.cat([hidden, torch.stack(before)])
-        answers = self._answers(states, packed.read, packed.asked)
+        asked = questions(works, self.config.eos_token_ids)
+        answers = self._answers(states, read_at(works, len(hidden), shift), asked)
         results = []
         first = 0
         for work in works:
             work.row.has_state |= work.row.slots is not None
             results.append(_settle(work, answers, first))
             first += len(work.offsets)
-            if config.shift_logits:
+            if shift:
                 _keep_state_before_block(work, hidden)
         return results
 

@@ -1,6 +1,6 @@
 """Packs the steps of a batch into the flat tensors of one forward pass."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -10,8 +10,9 @@ from torch import Tensor
 from stepserve.core.payload import SamplingParams
 from stepserve.core.request import CacheMode, Request
 from stepserve.core.step import Step, StepKind
-from stepserve.engine.attention import Group, cached_group
+from stepserve.engine.attention import Group, Ragged, cached_group, causal_groups, whole_groups
 from stepserve.engine.canvas import Canvas
+from stepserve.engine.graphs import CachedRow
 from stepserve.engine.sampling import Position
 
 
@@ -49,6 +50,8 @@ class Row:
         mode = self.request.diffusion.cache_mode
         if step.kind not in (StepKind.RECOMPUTE, StepKind.CACHED):
             return f"a diffusion request has no {step.kind} steps"
+        if mode is CacheMode.BLOCK:
+            return self._blocks(step)
         output = range(len(self.prompt), self.length)
         if step.kind is StepKind.RECOMPUTE and step.query_tokens != len(output):
             return range(self.length)
@@ -66,11 +69,33 @@ class Row:
             return range(span.start - len(block), span.stop)
         return span
 
-    def forbidden(self, offset: int, eos_token_id: int) -> tuple[int, ...]:
+    def _blocks(self, step: Step) -> range | str:
+        """Of a block-causal model: all up to the current block, or it alone.
+
+        A block that was just opened is executed with the one before it, whose keys and values
+        are not final yet: they are of the step that filled its last mask.
+        """
+        stop = len(self.prompt) + self.canvas.block.stop
+        if step.kind is StepKind.RECOMPUTE:
+            return range(stop)
+        if not self.has_state:
+            return f"{step.kind} step, but no keys and values of the prompt on this instance"
+        return range(stop - self.canvas.block_tokens * (1 if self.block_steps else 2), stop)
+
+    def context_tokens(self, span: range) -> int:
+        """Positions that a step over ``span`` attends to."""
+        return span.stop if self.block_causal else self.length
+
+    @property
+    def block_causal(self) -> bool:
+        """Whether nothing behind a block is seen from it."""
+        return self.request.diffusion.cache_mode is CacheMode.BLOCK
+
+    def forbidden(self, offset: int, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Token ids that this request rules out at an output offset."""
         if offset < self.sampling.min_tokens:
-            return (eos_token_id, *self.sampling.stop_token_ids)
-        return (eos_token_id,) if self.sampling.ignore_eos else ()
+            return (*eos_token_ids, *self.sampling.stop_token_ids)
+        return eos_token_ids if self.sampling.ignore_eos else ()
 
 
 @dataclass(slots=True)
@@ -89,8 +114,30 @@ class Work:
 
     @property
     def whole(self) -> bool:
-        """Whether it executes every position, so that it attends to nothing but its own."""
-        return len(self.span) == self.row.length
+        """Whether it executes all that it attends to."""
+        return len(self.span) == self.row.context_tokens(self.span)
+
+    @property
+    def contexts(self) -> list[Tensor]:
+        """Slots that its queries attend to: all the same, or of a block-causal model by block."""
+        row = self.row
+        assert row.slots is not None
+        if not row.block_causal:
+            return [row.slots]
+        size = row.canvas.block_tokens
+        return [row.slots[:end] for end in range(self.span.start + size, self.span.stop + 1, size)]
+
+    def cached(self) -> CachedRow | None:
+        """What a captured forward pass needs of it; ``None`` if it is no cached step.
+
+        Neither is one that opens a block of a block-causal model: its queries see unequal contexts.
+        """
+        row = self.row
+        opens = row.block_causal and len(self.span) > row.canvas.block_tokens
+        if self.step.kind is not StepKind.CACHED or opens:
+            return None
+        context = row.context_tokens(self.span)
+        return CachedRow(_tokens(row, self.span), self.span.start, row.pages, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,67 +145,62 @@ class Packed:
     """Inputs of one forward pass over N tokens.
 
     ``token_ids`` and ``positions`` are int64 ``[N]``; ``write`` int64 ``[W]`` are the slots of
-    the first W of them. ``read`` int64 ``[n]`` indexes the hidden states (then the ``before``
-    states, if logits are shifted) that answer ``asked``, in the order of the works' offsets.
+    the first W of them.
     """
 
     token_ids: Tensor
     positions: Tensor
-    groups: list[Group]
+    groups: list[Group | Ragged]
     write: Tensor
-    read: Tensor
-    asked: list[Position]
 
 
 def new_work(row: Row, step: Step, span: range) -> Work:
-    """A step and what it asks: a recompute step about the whole output, else about the block."""
+    """A step and what it asks about: all of the output if it executes that, else the block."""
     canvas = row.canvas
-    recompute = step.kind is StepKind.RECOMPUTE
-    return Work(row, step, span, canvas.masked(range(canvas.limit) if recompute else canvas.block))
+    everything = step.kind is StepKind.RECOMPUTE and not row.block_causal
+    return Work(row, step, span, canvas.masked(range(canvas.limit) if everything else canvas.block))
 
 
-def pack(
-    works: Sequence[Work],
-    *,
-    eos_token_id: int,
-    shift_logits: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Packed:
-    """Lay the works out side by side, equal shapes next to each other; sets their ``base``."""
+def pack(works: Sequence[Work], *, dtype: torch.dtype, device: torch.device) -> Packed:
+    """Lay the works out side by side, equal shapes next to each other; sets their ``base``.
+
+    Whole rows come last, so those that differ in length are neighbours, too.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
-    groups: list[Group] = []
+    groups: list[Group | Ragged] = []
     write: list[Tensor] = []
+    whole: list[int] = []
     for _, members in groupby(sorted(works, key=_shape), key=_shape):
         rows = list(members)
-        queries, start = len(rows[0].span), len(token_ids)
+        start = len(token_ids)
         for work in rows:
             work.base = len(token_ids)
             token_ids += _tokens(work.row, work.span)
             positions += work.span
             if work.row.slots is not None:
                 write.append(work.row.slots[work.span.start : work.span.stop])
-        if rows[0].whole:
-            groups.append(Group(start, len(rows), queries))
+        if rows[0].whole and not rows[0].row.block_causal:
+            whole += [len(rows[0].span)] * len(rows)
         else:
-            groups.append(cached_group(start, queries, _slots(rows), dtype))
+            groups += _groups(rows, start, dtype)
+    groups += whole_groups(len(token_ids) - sum(whole), whole, dtype, device)
 
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
     return Packed(
-        tensor(token_ids),
-        tensor(positions),
-        groups,
-        torch.cat(write) if write else tensor([]),
-        tensor(_read(works, len(token_ids), shift_logits)),
-        [
-            Position(k, work.row.steps, work.row.sampling, work.row.forbidden(k, eos_token_id))
-            for work in works
-            for k in work.offsets
-        ],
+        tensor(token_ids), tensor(positions), groups, torch.cat(write) if write else tensor([])
     )
+
+
+def questions(works: Sequence[Work], eos_token_ids: tuple[int, ...]) -> list[Position]:
+    """The output positions that the works ask about, in their order."""
+    return [
+        Position(k, work.row.steps, work.row.sampling, work.row.forbidden(k, eos_token_ids))
+        for work in works
+        for k in work.offsets
+    ]
 
 
 def _shape(work: Work) -> tuple[bool, bool, int, int]:
@@ -166,23 +208,43 @@ def _shape(work: Work) -> tuple[bool, bool, int, int]:
 
     Contexts that lie in pages are alike within a factor of two, which bounds the padding.
     """
-    context = 0 if work.whole else (work.row.length - 1).bit_length()
-    return work.row.slots is None, work.whole, len(work.span), context
+    row = work.row
+    if work.whole:
+        return row.slots is None, True, len(work.span), 0
+    queries = row.canvas.block_tokens if row.block_causal else len(work.span)
+    return row.slots is None, False, queries, (row.context_tokens(work.span) - 1).bit_length()
 
 
-def _tokens(row: Row, span: range) -> Iterable[int]:
+def _groups(rows: Sequence[Work], start: int, dtype: torch.dtype) -> list[Group]:
+    """How works of one shape attend that are packed from ``start`` on.
+
+    Whole ones only of a block-causal model.
+    """
+    first = rows[0].row
+    size = first.canvas.block_tokens
+    if rows[0].whole:
+        return [
+            group
+            for work in rows
+            for group in causal_groups(work.base, 0, work.contexts[-1], dtype, size)
+        ]
+    contexts = [slots for work in rows for slots in work.contexts]
+    queries = size if first.block_causal else len(rows[0].span)
+    return [cached_group(start, queries, contexts, dtype)]
+
+
+def _tokens(row: Row, span: range) -> Sequence[int]:
     prompt, canvas = row.prompt, row.canvas.tokens
     if span.start >= len(prompt):
         return canvas[span.start - len(prompt) : span.stop - len(prompt)]
     return (*prompt[span.start :], *canvas[: span.stop - len(prompt)])
 
 
-def _slots(works: Sequence[Work]) -> list[Tensor]:
-    return [work.row.slots for work in works if work.row.slots is not None]
+def read_at(works: Sequence[Work], packed_tokens: int, shift_logits: bool) -> list[int]:
+    """Index of the hidden state that predicts each asked position.
 
-
-def _read(works: Sequence[Work], packed_tokens: int, shift_logits: bool) -> list[int]:
-    """Index of the hidden state that predicts each asked position (see ``Packed.read``)."""
+    Behind the states of the packed tokens come the ``before`` states, if logits are shifted.
+    """
     read: list[int] = []
     for index, work in enumerate(works):
         first = work.base + len(work.row.prompt) - work.span.start - shift_logits

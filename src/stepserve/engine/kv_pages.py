@@ -15,7 +15,8 @@ class PagePool:
 
     ``kv`` is ``[layers, slots, 2, kv_heads, head_dim]``: the key and the value of a slot lie
     side by side, so one gather reads both. Page ``p`` owns the slots from ``p * page_tokens``
-    on. Memory is not cleared: whoever gets a page writes before reading.
+    on. Memory is not cleared: whoever gets a page writes before reading. One more page, number
+    ``capacity``, is never given to anybody: padding reads and writes there (``graphs``).
     """
 
     def __init__(
@@ -29,10 +30,11 @@ class PagePool:
     ) -> None:
         self.page_tokens = page_tokens
         self.capacity = capacity
-        slots = capacity * page_tokens
+        slots = (capacity + 1) * page_tokens
         self.kv = torch.empty(
             (config.layers, slots, 2, config.kv_heads, config.head_dim), device=device, dtype=dtype
         )
+        self.kv[:, capacity * page_tokens :] = 0.0
         self._free = list(range(capacity))
 
     @property
@@ -60,7 +62,8 @@ class PagePool:
 
     def slots(self, pages: list[int], tokens: int) -> Tensor:
         """Slot of each of the first ``tokens`` positions kept in ``pages``: int64 ``[tokens]``."""
-        first = torch.tensor(pages, device=self.kv.device)[:, None] * self.page_tokens
+        numbers = torch.tensor(pages, dtype=torch.int64).to(self.kv.device, non_blocking=True)
+        first = numbers[:, None] * self.page_tokens
         within = torch.arange(self.page_tokens, device=self.kv.device)
         return (first + within).flatten()[:tokens]
 

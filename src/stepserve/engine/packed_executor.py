@@ -18,12 +18,13 @@ from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.protocols import BatchResult
 from stepserve.core.request import Family, FinishReason, Request
 from stepserve.core.step import Batch, Step, StepOutcome
+from stepserve.engine.attention import PackedAttention
+from stepserve.engine.confidence import LOGITS_PER_SLICE, in_order, modes, wants_mode
+from stepserve.engine.graphs import CachedRow, Replay
+from stepserve.engine.inputs import Packed
 from stepserve.engine.kv_pages import PagePool
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.sampling import Answers, Position, answer
-
-LOGITS_PER_SLICE = 1 << 24
-"""Most logits that exist at once (64 MB of float32): few rows of a large vocabulary."""
 
 RowResult = tuple[StepOutcome, tuple[SettledToken, ...]]
 
@@ -34,8 +35,17 @@ class HeldRow(Protocol):
     pages: list[int]
 
 
+class RowWork(Protocol):
+    """One row's share of a batch; ``base`` is where its tokens start among the hidden states."""
+
+    base: int
+
+    def cached(self) -> CachedRow | None:
+        """What a captured forward pass needs of it, if it can be part of one."""
+
+
 RowT = TypeVar("RowT", bound=HeldRow)
-WorkT = TypeVar("WorkT")
+WorkT = TypeVar("WorkT", bound=RowWork)
 
 
 class PackedExecutor(ABC, Generic[RowT, WorkT]):
@@ -54,11 +64,16 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         page_capacity: int = 4096,
         device: torch.device | str | None = None,
         threads: int | None = None,
+        graphs: str = "auto",
     ) -> None:
         """``device``: move the model there, if given. ``threads``: CPU threads of ``run``.
 
-        Raises FieldError (field ``model``) for a model of another family.
+        ``graphs``: ``on`` pads batches of cached steps or decodes to a few sizes, replayed as CUDA
+        graphs on such a device (``engine/graphs.py``); ``auto``: there only; ``off``: never.
+        Raises FieldError (field ``model``) for a model of another family, or ``graphs``.
         """
+        if graphs not in ("auto", "on", "off"):
+            raise FieldError("graphs", f"must be auto, on or off, not {graphs!r}")
         if loaded.family is not self.FAMILY:
             raise FieldError("model", f"{loaded.name} is {loaded.family}, not {self.FAMILY}")
         self.model = loaded.model if device is None else loaded.model.to(device)
@@ -74,6 +89,10 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
             device=self._device,
             dtype=self._dtype,
         )
+        self._never = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self._device)
+        self._never[self._suppressed] = True
+        on = graphs == "on" or (graphs == "auto" and self._device.type == "cuda")
+        self._replay = Replay(self.model, self._pool) if on else None
         self._threads = threads
         self._rows: dict[RequestId, RowT] = {}
 
@@ -81,6 +100,11 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
     def used_pages(self) -> int:
         """Pages that held requests own; 0 when nothing is held."""
         return self._pool.used
+
+    @property
+    def captured_graphs(self) -> int:
+        """CUDA graphs held: one for each size of batch that has been seen."""
+        return 0 if self._replay is None else self._replay.captured
 
     def _check(
         self, request: Request, payload: Payload, settled: Mapping[int, int], again: bool = False
@@ -137,6 +161,8 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         for outcome in outcomes.values():
             if outcome.error is not None:
                 self.remove(outcome.request_id)
+        if self._device.type == "cuda":  # most often it has just been waited for: tokens were read
+            torch.cuda.current_stream(self._device).synchronize()
         ordered = tuple(outcomes[index] for index in range(len(batch.steps)))
         return BatchResult(ordered, settled, time.perf_counter() - began)
 
@@ -148,17 +174,48 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
     def _execute(self, works: list[WorkT]) -> list[RowResult]:
         """Run works, at least one, in one forward pass; results in their order."""
 
-    def _answers(self, hidden: Tensor, read: Tensor, asked: Sequence[Position]) -> Answers:
-        """Tokens at the asked positions, in slices of bounded size.
+    @abstractmethod
+    def _pack(self, works: list[WorkT]) -> Packed:
+        """The inputs of a forward pass over works; sets their ``base``."""
 
-        ``read`` int64 ``[n]`` indexes ``hidden`` for the n asked positions.
+    def _hidden(self, works: list[WorkT]) -> Tensor:
+        """Final hidden states of one forward pass, padding included; sets the ``base`` of works."""
+        cached = [] if self._replay is None else [work.cached() for work in works]
+        rows = [row for row in cached if row is not None]
+        if self._replay is not None and len(rows) == len(works):
+            hidden = self._replay.hidden(rows)
+            if hidden is not None:
+                queries = max(len(row.token_ids) for row in rows)
+                for index, work in enumerate(works):
+                    work.base = index * queries
+                return hidden
+        packed = self._pack(works)
+        attend = PackedAttention(self._pool, packed.groups, packed.write)
+        return self.model.hidden(packed.token_ids, packed.positions, attend)
+
+    def _answers(self, hidden: Tensor, read: Sequence[int], asked: Sequence[Position]) -> Answers:
+        """Tokens at the asked positions, from slices of logits of bounded size.
+
+        ``read`` has the index in ``hidden`` of the state that answers each of them.
         """
-        size = max(1, LOGITS_PER_SLICE // self.config.vocab_size)
         answers = Answers()
-        for start in range(0, len(asked), size):
-            logits = self.model.logits(hidden[read[start : start + size]])
-            answers.extend(answer(logits, asked[start : start + size], self._suppressed))
-        return answers
+        simple = [i for i, position in enumerate(asked) if wants_mode(position)]
+        if simple:
+            states, positions = self._states(hidden, read, simple), [asked[i] for i in simple]
+            answers.extend(modes(self.model, states, positions, self._never))
+        if len(simple) == len(asked):
+            return answers
+        other = sorted(set(range(len(asked))) - set(simple))
+        size = max(1, LOGITS_PER_SLICE // self.config.vocab_size)
+        for start in range(0, len(other), size):
+            some = other[start : start + size]
+            logits = self.model.logits(self._states(hidden, read, some))
+            answers.extend(answer(logits, [asked[i] for i in some], self._suppressed))
+        return in_order(answers, simple + other)
+
+    def _states(self, hidden: Tensor, read: Sequence[int], some: Sequence[int]) -> Tensor:
+        index = torch.tensor([read[i] for i in some], dtype=torch.int64)
+        return hidden[index.to(hidden.device, non_blocking=True)]
 
 
 def failed(request_id: RequestId, error: str) -> StepOutcome:

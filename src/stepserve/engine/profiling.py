@@ -19,8 +19,8 @@ def measure(executor: DiffusionExecutor, block_tokens: int, repeats: int) -> dic
     """Median seconds of a batch, by tokens executed.
 
     Each width of ``ROWS`` is timed for a recompute step (``FULL_TOKENS`` a row) and for the
-    dual-cached step after it (``block_tokens`` a row). Where both execute equally many tokens
-    the slower one counts.
+    step after it over the block alone (``block_tokens`` a row). Where both execute equally many
+    tokens the slower one counts.
     """
     measured: dict[int, float] = {}
     for width in ROWS:
@@ -36,7 +36,9 @@ def _runs(
 ) -> Iterator[tuple[float, float]]:
     """Seconds of one recompute batch and of the cached batch after it, ``count`` times."""
     prompt = FULL_TOKENS - block_tokens
-    options = DiffusionOptions(block_tokens=block_tokens, cache_mode=CacheMode.DUAL)
+    block_causal = executor.config.attention_block is not None
+    mode = CacheMode.BLOCK if block_causal else CacheMode.DUAL
+    options = DiffusionOptions(block_tokens=block_tokens, cache_mode=mode)
     token = next(i for i in range(executor.config.vocab_size) if i != executor.config.mask_token_id)
     requests = [
         Request(

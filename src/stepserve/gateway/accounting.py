@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stepserve.core.protocols import RequestReport
-from stepserve.core.request import CacheMode, Family
+from stepserve.core.request import Family
 from stepserve.gateway.generation import Choice
 
 _STATUS_ORDER = (
@@ -87,7 +87,7 @@ def denoising(choices: Sequence[Choice]) -> dict[str, Any]:
         "threshold_min": min(minima, default=None),
         "threshold_mean": round(sum(m * f for m, f in means) / weight, 4) if weight else None,
         "forced_commits": sum(report.forced for report in reports),
-        "cache": "exact" if mode is CacheMode.NONE else mode.value,
+        "cache": "exact" if mode.exact else mode.value,
     }
 
 

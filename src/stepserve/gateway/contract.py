@@ -19,7 +19,8 @@ class ModelCard:
     """Facts about the served model that requests are validated against.
 
     ``context_tokens`` bounds prompt plus output canvas. ``mask_token_id`` may not occur in a
-    prompt: the engine would take it for a position to fill.
+    prompt: the engine would take it for a position to fill. ``default_cache`` is the only one of a
+    block-causal model (``CacheMode.BLOCK``).
     """
 
     id: str

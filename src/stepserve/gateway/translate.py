@@ -126,7 +126,7 @@ class Translator:
         samples = []
         for number, prompt in enumerate(prompts):
             self._check_prompt(prompt)
-            max_tokens = self._max_tokens(body, prompt, diffusion.block_tokens)
+            max_tokens = self._max_tokens(body, prompt, diffusion)
             rules = self._rules(body, max_tokens)
             for sample in range(n):
                 index = number * n + sample
@@ -153,18 +153,25 @@ class Translator:
         if self.card.mask_token_id in prompt.ids:
             raise FieldError(prompt.param, "holds the mask token; infilling is not supported")
 
-    def _max_tokens(self, body: GenerationRequest, prompt: Prompt, block_tokens: int) -> int:
-        """Output limit, exact as asked; the canvas it is written on has whole blocks."""
+    def _max_tokens(
+        self, body: GenerationRequest, prompt: Prompt, options: DiffusionOptions
+    ) -> int:
+        """Output limit, exact as asked; the canvas it is written on has whole blocks.
+
+        Blocks begin where the prompt ends, those of a block-causal model at position 0.
+        """
         asked = one_of(
             {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
         )
-        block = block_tokens if self.card.family is Family.DIFFUSION else 1
+        block = options.block_tokens if self.card.family is Family.DIFFUSION else 1
         context, used = self.card.context_tokens, len(prompt.ids)
-        room = (context - used) // block * block
-        if room < block:
+        lead = used % block if options.cache_mode is CacheMode.BLOCK else 0
+        room = (context - used + lead) // block * block - lead
+        least = block - lead
+        if room < least:
             raise FieldError(
                 prompt.param,
-                f"has {used} tokens; with an output of at least {block} it exceeds the context "
+                f"has {used} tokens; with an output of at least {least} it exceeds the context "
                 f"of {context} tokens",
             )
         if asked is not None and asked > room:
@@ -248,8 +255,8 @@ class Translator:
             raise FieldError("dlm.stream_mode", "snapshots are not supported; streams append")
         if fields.edit_threshold:
             raise FieldError("dlm.edit_threshold", "this model cannot revise settled tokens")
-        cache = _CACHE.get(fields.cache or "auto", self.card.default_cache)
-        if cache is CacheMode.NONE and fields.cache_refresh_interval is not None:
+        cache = self._cache(fields.cache or "auto")
+        if cache.exact and fields.cache_refresh_interval is not None:
             raise FieldError("dlm.cache_refresh_interval", "needs dlm.cache to be approximate")
         expected = one_of(
             {
@@ -267,6 +274,14 @@ class Translator:
             max_forwards=max_forwards,
             expected_output_tokens=expected,
         )
+
+    def _cache(self, asked: str) -> CacheMode:
+        default = self.card.default_cache
+        if default is not CacheMode.BLOCK:
+            return _CACHE.get(asked, default)
+        if asked not in ("auto", "exact"):
+            raise FieldError("dlm.cache", "this model's is exact: finished blocks never change")
+        return default
 
     def _thresholds(
         self, body: GenerationRequest, fields: DLMFields, preferred: float | None
@@ -296,9 +311,9 @@ class Translator:
 
 
 def _refresh_scope(fields: DLMFields, cache: CacheMode, default: RefreshScope) -> RefreshScope:
-    """The server's choice where the client leaves it open; always full without a cache."""
+    """The server's choice where the client leaves it open; always full where all is exact."""
     if fields.refresh_scope in (None, "auto"):
-        return RefreshScope.FULL if cache is CacheMode.NONE else default
+        return RefreshScope.FULL if cache.exact else default
     return RefreshScope(fields.refresh_scope)
 
 

@@ -7,12 +7,11 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import torch
 import uvicorn
 from fastapi import FastAPI
 
@@ -21,9 +20,10 @@ from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import Planner, Slot
+from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import CacheMode, RefreshScope
 from stepserve.cost.step_log import StepLog
-from stepserve.engine.loader import LoadedModel, load_model
+from stepserve.engine.loader import LoadedModel
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
 from stepserve.gateway.operator import add_operator
@@ -34,7 +34,16 @@ from stepserve.planning.assemble import make_planner
 
 from .counters import Counters
 from .event_log import EventLog
-from .families import cores_per_instance, model_folder, new_global, new_local, parts
+from .families import (
+    Recipe,
+    cores_per_instance,
+    describe,
+    load,
+    make_header,
+    model_folder,
+    new_global,
+    new_local,
+)
 from .frontend import LiveFrontend
 from .instance import Instance
 from .kept_batches import KeptBatches
@@ -42,34 +51,24 @@ from .loop import ControlLoop
 from .operator import LiveOperator
 from .predictor import SharedPredictor
 from .recording import Listener
+from .transport import OutputSink, Transport
 from .transport_local import LocalTransport
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def load(config: ServeConfig) -> LoadedModel:
-    """Load the configured model onto the configured device."""
-    if config.dtype not in DTYPES:
-        raise FieldError("dtype", f"unknown {config.dtype!r}; known: {', '.join(DTYPES)}")
-    try:
-        device = torch.device(config.device)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise FieldError("device", f"{config.device!r} cannot be used: {error}") from error
-    return load_model(model_folder(config.model), device, DTYPES[config.dtype])
+HostInstances = Callable[[Recipe, OutputSink, Sequence[Listener], StepPredictor], Transport]
+"""Makes the transport: of what, where outputs go, who listens to and who learns from instances."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A live cluster in this process. ``start`` and ``stop`` run on the asyncio thread.
+    """A live cluster. ``start`` and ``stop`` run on the asyncio thread.
 
     ``logs`` are ended last.
     """
 
     loop: ControlLoop
-    transport: LocalTransport
+    transport: Transport
     frontend: LiveFrontend
     specs: tuple[InstanceSpec, ...]
     counters: Counters
@@ -116,21 +115,22 @@ def build_cluster(
     loaded: LoadedModel,
     listeners: Sequence[Listener] = (),
     planner: Planner | None = None,
+    host: HostInstances | None = None,
 ) -> Cluster:
     """Assemble schedulers, executors and transport around a loaded model.
 
     In-process instances share the model's weights; each has its own pages and its own
-    scheduler. An instance of degree g has g shares of the CPU threads. ``planner`` replaces the
-    configured one.
+    scheduler. ``planner`` replaces the configured one. ``host``: where else instances live; then
+    ``loaded`` may be without weights.
     """
-    family = parts(config, loaded)
-    header = family.header
+    header = make_header(config, loaded)
+    recipe = Recipe(config, header)
     planner = planner or make_planner(header.control)
     scheduler = new_global(header)
     specs = tuple(_first_spec(config, index) for index in range(config.instances))
     new_local(header, specs[0])  # refuses unknown policies now
     log = StepLog(Path(config.log_steps)) if config.log_steps else None
-    predictor = SharedPredictor(family.predictor, log)
+    predictor = SharedPredictor(recipe.predictor(), log)
     counters = Counters()
     listeners = [*listeners, counters.note]
     logs: list[EventLog | KeptBatches | SharedPredictor] = [predictor]
@@ -142,16 +142,16 @@ def build_cluster(
         events = EventLog(Path(config.events), header)
         listeners.append(events.note)
         logs.append(events)
-    threads = cores_per_instance(config)
+    loop = ControlLoop(scheduler, predictor, time.monotonic, planner, listeners)
 
     def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
-        share = threads * spec.tp_degree
-        torch.set_num_threads(share)
-        local, executor = new_local(header, spec), family.executor(spec, share)
-        return Instance(local, executor, predictor, time.monotonic, incarnation, listeners)
+        return recipe.instance(loaded, spec, incarnation, predictor, time.monotonic, listeners)
 
-    loop = ControlLoop(scheduler, predictor, time.monotonic, planner, listeners)
-    transport = LocalTransport(build_instance, loop.sink, config.hang_s)
+    transport: Transport
+    if host is None:
+        transport = LocalTransport(build_instance, loop.sink, config.hang_s)
+    else:
+        transport = host(recipe, loop.sink, listeners, predictor)
     frontend = LiveFrontend(loop, transport)
     gpus = Counter(spec.slot.node for spec in specs for _ in range(spec.tp_degree) if spec.slot)
     operator = LiveOperator(loop, gpus, header.control.tp_degrees)
@@ -183,7 +183,7 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
         block_lengths=loaded.block_lengths,
         default_block_length=loaded.default_block_length,
         mask_token_id=loaded.config.mask_token_id,
-        default_cache=CacheMode(config.cache_mode),
+        default_cache=_default_cache(config, loaded),
         default_refresh_scope=RefreshScope(config.refresh_scope),
     )
     frontend = cluster.frontend
@@ -197,6 +197,15 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
     if config.operator_api:
         add_operator(app, cluster.operator)
     return app
+
+
+def _default_cache(config: ServeConfig, loaded: LoadedModel) -> CacheMode:
+    """As configured; what is exact about a block-causal model is its architecture, not a choice."""
+    if loaded.config.attention_block is not None:
+        return CacheMode.BLOCK
+    if CacheMode(config.cache_mode) is CacheMode.BLOCK:
+        raise FieldError("cache_mode", f"{loaded.name} is no block-causal model")
+    return CacheMode(config.cache_mode)
 
 
 class _Server(uvicorn.Server):
@@ -235,11 +244,11 @@ def listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def serve(config: ServeConfig) -> int:
-    """Serve until told to stop; the exit status."""
+def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
+    """Serve until told to stop; the exit status. ``host``: see ``build_cluster``."""
     listener = listen(config)
-    loaded = load(config)
-    cluster = build_cluster(config, loaded)
+    loaded = load(config) if host is None else describe(config)
+    cluster = build_cluster(config, loaded, host=host)
     app = build_app(config, loaded, cluster)
     options = uvicorn.Config(app, log_level="warning")
     server = _Server(options, cluster.frontend)

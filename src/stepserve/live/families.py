@@ -33,9 +33,12 @@ from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.causal_profiling import measure_grid
 from stepserve.engine.executor import DiffusionExecutor
-from stepserve.engine.loader import LoadedModel
+from stepserve.engine.loader import LoadedModel, load_model
 
 from .event_log import Header
+from .hub import is_hub_name, snapshot
+from .instance import Instance
+from .recording import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -49,18 +52,70 @@ FORECAST_TOKENS = 64
 """Decoded tokens between forecasts of a causal request: its length is all they foretell."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """``header``: what schedulers are made of; ``executor``: of a spec and its CPU threads."""
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What instances are made of, wherever they will live: it can be pickled.
+
+    Paths in ``config`` mean the same files there.
+    """
+
+    config: ServeConfig
     header: Header
-    predictor: StepPredictor
-    executor: Callable[[InstanceSpec, int], Executor]
+
+    def load(self) -> LoadedModel:
+        """The model. Raises FieldError if it or its device cannot be had."""
+        return load(self.config)
+
+    def predictor(self) -> StepPredictor:
+        """A fresh predictor of what requests still need."""
+        if self.header.batches is not None:
+            return Hinted(ClassMean())
+        return step_predictor(self.config)
+
+    def instance(
+        self,
+        loaded: LoadedModel,
+        spec: InstanceSpec,
+        incarnation: int,
+        predictor: StepPredictor,
+        now_s: Callable[[], float],
+        listeners: Sequence[Listener],
+    ) -> Instance:
+        """An instance, on the thread that will run it: one of degree g has g shares of threads."""
+        threads = cores_per_instance(self.config) * spec.tp_degree
+        torch.set_num_threads(threads)
+        local, executor = new_local(self.header, spec), new_executor(loaded, spec, threads)
+        return Instance(local, executor, predictor, now_s, incarnation, listeners)
+
+
+def load(config: ServeConfig) -> LoadedModel:
+    """Load the configured model onto the configured device."""
+    dtype = _dtype(config)
+    try:
+        device = torch.device(config.device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise FieldError("device", f"{config.device!r} cannot be used: {error}") from error
+    return load_model(model_folder(config.model), device, dtype)
+
+
+def describe(config: ServeConfig) -> LoadedModel:
+    """The configured model without its weights, for where none of it runs."""
+    return load_model(model_folder(config.model), torch.device("meta"), _dtype(config))
+
+
+def _dtype(config: ServeConfig) -> torch.dtype:
+    if config.dtype not in DTYPES:
+        raise FieldError("dtype", f"unknown {config.dtype!r}; known: {', '.join(DTYPES)}")
+    return DTYPES[config.dtype]
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model: ``bundled``, or a path to a Hugging Face checkpoint."""
-    folder = BUNDLED if name == "bundled" else Path(name)
+    """The folder of a model: ``bundled``, a checkpoint's in Hugging Face layout, or of the hub."""
+    folder = snapshot(name) if is_hub_name(name) else BUNDLED if name == "bundled" else Path(name)
     if not (folder / "config.json").is_file():
         raise FieldError("model", f"no config.json in {folder}; give 'bundled' or a model folder")
     return folder
@@ -73,11 +128,11 @@ def cores_per_instance(config: ServeConfig) -> int:
     return max(1, len(os.sched_getaffinity(0)) // config.instances)
 
 
-def parts(config: ServeConfig, loaded: LoadedModel) -> Parts:
-    """The parts of the model's family. Raises FieldError for what it cannot be served with."""
+def make_header(config: ServeConfig, loaded: LoadedModel) -> Header:
+    """What schedulers are made of. Raises FieldError for what the family cannot be served with."""
     if loaded.family is Family.AUTOREGRESSIVE:
         return _causal(config, loaded)
-    return _diffusion(config, loaded)
+    return _diffusion(config)
 
 
 def new_global(header: Header) -> GlobalScheduler:
@@ -96,29 +151,31 @@ def new_local(header: Header, spec: InstanceSpec) -> LocalScheduler:
     return assemble_local(header.control, spec, _cost(header))
 
 
+def new_executor(loaded: LoadedModel, spec: InstanceSpec, threads: int) -> Executor:
+    """The executor of an instance, with pages of its own."""
+    causal = loaded.family is Family.AUTOREGRESSIVE
+    kind = AutoregressiveExecutor if causal else DiffusionExecutor
+    return kind(
+        loaded,
+        page_tokens=spec.page_tokens,
+        page_capacity=spec.page_capacity,
+        threads=threads,
+    )
+
+
 def _cost(header: Header) -> CostModel:
     return StepTable(header.profiles) if header.batches is None else header.batches.table()
 
 
-def _diffusion(config: ServeConfig, loaded: LoadedModel) -> Parts:
+def _diffusion(config: ServeConfig) -> Header:
     if config.keep_profile:
         raise FieldError("keep_profile", "batch times are those of causal models")
     degrees = tp_degrees(config)
     control = dataclasses.replace(config.control, tp_degrees=degrees, family=Family.DIFFUSION)
-    header = Header(control, step_profiles(config, degrees))
-
-    def executor(spec: InstanceSpec, threads: int) -> Executor:
-        return DiffusionExecutor(
-            loaded,
-            page_tokens=spec.page_tokens,
-            page_capacity=spec.page_capacity,
-            threads=threads,
-        )
-
-    return Parts(header, step_predictor(config), executor)
+    return Header(control, step_profiles(config, degrees))
 
 
-def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
+def _causal(config: ServeConfig, loaded: LoadedModel) -> Header:
     """Instances of degree 1. Placement is ``tandem_split`` where the configuration has its default.
 
     Without a profile in the model's folder (``stepserve profile`` makes one) a few batches are
@@ -144,16 +201,7 @@ def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
         placement="tandem_split" if split else given.placement,
         predict_every_tokens=FORECAST_TOKENS if rare else given.predict_every_tokens,
     )
-
-    def executor(spec: InstanceSpec, threads: int) -> Executor:
-        return AutoregressiveExecutor(
-            loaded,
-            page_tokens=spec.page_tokens,
-            page_capacity=spec.page_capacity,
-            threads=threads,
-        )
-
-    return Parts(Header(control, {}, _batches(config, loaded)), Hinted(ClassMean()), executor)
+    return Header(control, {}, _batches(config, loaded))
 
 
 def _batches(config: ServeConfig, loaded: LoadedModel) -> BatchProfile:
@@ -167,6 +215,8 @@ def _batches(config: ServeConfig, loaded: LoadedModel) -> BatchProfile:
     if not path.is_file():
         if config.profile:
             raise FieldError("profile", f"no file {path}; make one with: stepserve profile")
+        if next(loaded.model.parameters()).is_meta:
+            raise FieldError("profile", "needed where instances live elsewhere: stepserve profile")
         return batch_profile(loaded, cores_per_instance(config))
     profile = BatchProfile.load(path)
     given, own = profile.line.weight_bytes, weight_bytes(loaded)
@@ -193,7 +243,7 @@ def batch_profile(
     began_s = time.monotonic()
     steps = measure_grid(executor, prefills, contexts, decodes, repeats)
     logger.info("measured %d batches in %.1f s", len(steps), time.monotonic() - began_s)
-    shape, width = loaded.config, loaded.config.hidden_size // loaded.config.heads
+    shape = loaded.config
     value_bytes = next(loaded.model.parameters()).element_size()
     weights = weight_bytes(loaded) // value_bytes
     source = f"measured: {loaded.name}, {threads} threads, {len(steps)} batches"
@@ -201,7 +251,7 @@ def batch_profile(
         parameters=weights,
         layers=shape.layers,
         hidden=shape.hidden_size,
-        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * width * value_bytes,
+        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * shape.head_dim * value_bytes,
         weight_bytes=weights * value_bytes,
         steps=steps,
         source=source,

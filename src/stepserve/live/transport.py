@@ -6,11 +6,7 @@ from typing import Protocol
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 
-from .instance import Instance
 from .messages import Delivery, InstanceOutput
-
-BuildInstance = Callable[[InstanceSpec, int], Instance]
-"""Makes an instance (spec, incarnation); called where the instance will live."""
 
 OutputSink = Callable[[InstanceOutput], None]
 """Takes an instance's output; called from any thread."""
@@ -42,3 +38,97 @@ class Transport(Protocol):
     def close(self) -> None:
         """Stop every instance after the batch it is running, and start none any more."""
         ...
+
+
+class Host(Protocol):
+    """One incarnation of one instance, as a transport keeps it."""
+
+    spec: InstanceSpec
+    incarnation: int
+
+    def start(self) -> None:
+        """Begin, without waiting for anything."""
+        ...
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Send it something; nothing happens if it is gone."""
+        ...
+
+    def retire(self, announce: bool) -> None:
+        """End after the batch it is running; ``announce``: with ``InstanceStopped``."""
+        ...
+
+    def kill(self) -> None:
+        """End without a word, as a crash would."""
+        ...
+
+    def is_lost(self, hang_s: float) -> bool:
+        """Whether it ended otherwise than by retiring, or has made no progress for that long."""
+        ...
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end, ``timeout`` seconds at most."""
+        ...
+
+
+MakeHost = Callable[[InstanceSpec, int], Host]
+"""Makes the host of an incarnation (spec, its number)."""
+
+
+class Hosts:
+    """A ``Transport`` over hosts of any kind: it knows which incarnation is the current one."""
+
+    def __init__(self, make_host: MakeHost, hang_s: float) -> None:
+        """``hang_s``: an instance that is busy with one thing for longer than this hangs."""
+        self._make_host = make_host
+        self._hang_s = hang_s
+        self._hosts: dict[InstanceId, Host] = {}
+        self._incarnations: dict[InstanceId, int] = {}
+        self._closed = False
+
+    def start(self, spec: InstanceSpec) -> None:
+        """See ``Transport.start``."""
+        if self._closed:
+            return
+        incarnation = self._incarnations.get(spec.id, -1) + 1
+        self._incarnations[spec.id] = incarnation
+        self._hosts[spec.id] = host = self._make_host(spec, incarnation)
+        host.start()
+
+    def stop(self, spec: InstanceSpec) -> None:
+        """See ``Transport.stop``. A lost instance is found by ``lost``, as ever."""
+        host = self._hosts.get(spec.id)
+        if host is not None:
+            host.retire(announce=True)
+
+    def deliver(self, instance: InstanceId, delivery: Delivery) -> None:
+        """See ``Transport.deliver``."""
+        host = self._hosts.get(instance)
+        if host is not None:
+            host.deliver(delivery)
+
+    def current(self, output: InstanceOutput) -> bool:
+        """Whether the output comes from an incarnation that is still trusted."""
+        host = self._hosts.get(output.instance)
+        return host is not None and host.incarnation == output.incarnation
+
+    def lost(self) -> tuple[InstanceSpec, ...]:
+        """See ``Transport.lost``."""
+        gone = tuple(h.spec for h in self._hosts.values() if h.is_lost(self._hang_s))
+        for spec in gone:
+            self._hosts.pop(spec.id).kill()
+        return gone
+
+    def kill(self, instance: InstanceId) -> None:
+        """Make an instance vanish without a word, as a crash would (for drills and tests)."""
+        self._hosts[instance].kill()
+
+    def close(self) -> None:
+        """See ``Transport.close``. An instance that hangs is left behind."""
+        self._closed = True
+        hosts = list(self._hosts.values())
+        for host in hosts:
+            host.retire(announce=False)
+        for host in hosts:
+            host.join(self._hang_s)
+        self._hosts.clear()

@@ -29,7 +29,7 @@ from stepserve.core.request import CacheMode
 
 from .highs_ilp import UNBOUNDED, Expression, Model, value
 from .layouts import partitions
-from .steps import block_count, light_tokens, step_s, yields
+from .steps import heavy_steps, light_tokens, step_s, yields
 
 _TOLERANCE = 1e-6
 
@@ -209,7 +209,7 @@ class _Program:
 
 def _kinds(problem: PlanProblem, split: StepSplit) -> tuple[_Kind, ...]:
     """The kinds of step there are: without a cache only heavy ones."""
-    blocks = tuple(float(block_count(problem, c)) for c in problem.classes)
+    blocks = tuple(heavy_steps(problem, c) for c in problem.classes)
     full = tuple(float(c.full_tokens) for c in problem.classes)
     most = tuple(c.output_tokens / min(yields(problem, c)) for c in problem.classes)
     if problem.cache_mode is CacheMode.NONE:

@@ -1,7 +1,7 @@
 """What a request of a class costs: its steps of each kind, and the tokens that they execute.
 
 Heavy steps recompute all keys and values, one per block; light steps reuse them. Without a
-cache all steps are heavy (dilaserve.md B4, C8).
+cache all steps are heavy (dilaserve.md B4, C8), of a block-causal model the first alone.
 """
 
 import bisect
@@ -19,7 +19,12 @@ def block_count(problem: PlanProblem, c: WorkloadClass) -> int:
 def light_tokens(problem: PlanProblem, c: WorkloadClass) -> float:
     """Tokens that a cached step executes; in prefix mode the mean of a shrinking suffix."""
     block = float(problem.block_tokens)
-    return block if problem.cache_mode is CacheMode.DUAL else max(block, c.output_tokens / 2)
+    return max(block, c.output_tokens / 2) if problem.cache_mode is CacheMode.PREFIX else block
+
+
+def heavy_steps(problem: PlanProblem, c: WorkloadClass) -> float:
+    """Recompute steps of a request that has a cache."""
+    return 1.0 if problem.cache_mode is CacheMode.BLOCK else float(block_count(problem, c))
 
 
 def yields(problem: PlanProblem, c: WorkloadClass) -> tuple[float, ...]:
@@ -33,7 +38,7 @@ def step_counts(problem: PlanProblem, c: WorkloadClass, tokens: float) -> tuple[
     steps = c.output_tokens / tokens
     if problem.cache_mode is CacheMode.NONE:
         return steps, 0.0
-    heavy = float(block_count(problem, c))
+    heavy = heavy_steps(problem, c)
     return heavy, max(0.0, steps - heavy)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from .config import Setting, System
 from .datasets import SimRequest, published_run
 from .faults import Faults
 from .known_steps import KnownSteps
-from .profiles import host_overhead, step_profile
+from .profiles import host_overhead, measured_profile, step_profile
 from .rows import Rows
 from .world import Heard, Learn, Timed, World, untimed
 
@@ -38,9 +39,16 @@ CLASSES = 3
 """Stream of chance of the SLO classes, beside those of ``datasets``."""
 
 
-def profiles(setting: Setting) -> dict[int, StepProfile]:
-    """The step tables of a setting's hardware, host overhead included, by TP degree."""
+def profiles(setting: Setting, system: System) -> dict[int, StepProfile]:
+    """The step tables of a setting's hardware, host overhead included, by TP degree.
+
+    Raises FieldError for hardware of which nothing is known, at a degree that is needed.
+    """
     hardware = setting.hardware or published_run(setting.model, setting.dataset).gpu
+    if hardware.endswith(".json"):
+        planned = system.control.planner != "none"
+        degrees = {setting.tp_degree, *(system.control.tp_degrees if planned else ())}
+        return {degree: measured_profile(Path(hardware), degree) for degree in sorted(degrees)}
     overhead = host_overhead(hardware)
     return {
         degree: replace(

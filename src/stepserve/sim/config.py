@@ -92,7 +92,8 @@ class Setting:
     """What all systems of an experiment have in common, and what is swept.
 
     ``requests``: of each run; or, if given, those of ``duration_s`` at its rate.
-    ``hardware`` is by default that of the published runs. ``nodes``: GPUs of each; all
+    ``hardware`` is by default that of the published runs; a name ending in ``.json`` is a table as
+    `stepserve profile` writes it (``profiles.measured_profile``). ``nodes``: GPUs of each; all
     instances begin at ``tp_degree``. ``arrivals``: poisson,
     constant, or ``burstgpt`` (the published curve of 24 windows of ``window_s``, which then
     sets the number of requests, and of which ``rates_per_gpu_per_s`` is the peak). ``base_s``:

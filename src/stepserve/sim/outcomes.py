@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stepserve.core.denoising import lead_tokens
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.request import Confidence, FinishReason, Request
@@ -204,7 +205,8 @@ class TraceOutcomes:
             raise FieldError("eos_tokens", "must be at least 1")
         rng = random.Random(f"{self.seed}/{index}")
         block, output = request.diffusion.block_tokens, request.max_output_tokens
-        sizes = [min(block, output - at) for at in range(0, output, block)]
+        starts = range(-lead_tokens(request), output, block)
+        sizes = [min(at + block, output) - max(at, 0) for at in starts]
         drawn = self.counts.draw(rng)
         scale = self.difficulty * output / COUNTED_TOKENS
         drift = self._drift(rng, len(sizes))

@@ -12,6 +12,7 @@ not smooth). Deviations, each named in the profile's ``source``:
 
 import csv
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -44,6 +45,18 @@ def step_profile(gpu: str, model: str, tp: int) -> StepProfile:
         return _with_graphs(tp)
     points, source = _points(gpu, model, tp)
     return _profile(points, source)
+
+
+def measured_profile(path: Path, tp: int) -> StepProfile:
+    """The table of a file, which `stepserve profile` or ``benchmarks/gpu`` wrote, at a TP degree.
+
+    That of degree 2, 3, ... is beside that of degree 1: ``NAME_tp2.json``. Its seconds are those of
+    whole steps, so there is no host overhead to add. Raises FieldError for a missing file.
+    """
+    file = path if tp == 1 else path.with_name(f"{path.stem}_tp{tp}.json")
+    if not file.is_file():
+        raise FieldError("hardware", f"no file {file} says how fast steps are at TP degree {tp}")
+    return StepProfile.load(file)
 
 
 def _profile(points: Points, source: str) -> StepProfile:

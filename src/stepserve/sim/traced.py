@@ -87,7 +87,7 @@ def make_load(setting: Setting, system: System, point: Point) -> TracedLoad:
         ],
         rows=TraceRows(outcomes, ends.get),
         yields=_yields(setting, run.difficulty, drawn),
-        profiles=profiles(setting),
+        profiles=profiles(setting, system),
         model=setting.model,
         dataset=setting.dataset,
         points_lost=system.accuracy_points_lost,

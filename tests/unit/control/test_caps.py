@@ -9,7 +9,7 @@ from stepserve.control.threshold.load_caps import LoadCaps, tokens_per_s
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import Demand
-from stepserve.core.request import SLO, Family, OnMiss, Request
+from stepserve.core.request import SLO, DiffusionOptions, Family, OnMiss, Request
 from stepserve.cost.step_table import StepProfile, StepTable
 
 SIZES = (32, 160, 1536, 7680, 8192)
@@ -36,12 +36,12 @@ def horizon_caps():
     return HorizonCaps(COST, margin=0.9, utilisation=1.0)
 
 
-SUPPLY = 10.0 * tokens_per_s(COST, SPECS[0], 8192, 32)
+SUPPLY = 10.0 * tokens_per_s(COST, SPECS[0], 8192, DiffusionOptions())
 
 
 def test_the_published_rate_of_an_h100():
     """D1: 20,451 tokens/s with the whole profile; five nominal requests in step."""
-    assert tokens_per_s(COST, SPECS[0], 8192, 32) == pytest.approx(20_451, rel=0.03)
+    assert tokens_per_s(COST, SPECS[0], 8192, DiffusionOptions()) == pytest.approx(20_451, rel=0.03)
 
 
 @pytest.mark.parametrize("policy", [load_caps(), horizon_caps()])

@@ -67,6 +67,37 @@ def test_heavy_left_counts_refreshes_not_yet_begun(settled, refresh, output_toke
     assert PROGRAM.heavy_left(request, progress, output_tokens) == left
 
 
+@pytest.mark.parametrize(
+    ("settled", "query", "context", "to_cut"),
+    [
+        (0, 16, 32, 12),  # the block that the output begins in has 4 tokens of the prompt
+        (1, 16, 32, 11),
+        (12, 32, 48, 0),  # the finished block once more, now without a mask
+        (13, 16, 48, 15),
+        (28, 32, 64, 0),
+        (47, 16, 80, 13),
+    ],
+)
+def test_a_block_causal_model_executes_a_finished_block_once_more(settled, query, context, to_cut):
+    request = make_request(prompt=20, output=48, block=16, cache=CacheMode.BLOCK)
+    progress = Progress(settled=20 + settled)
+    due = PROGRAM.next_step(request, progress, True, 0.9)
+    assert (due.kind, due.query_tokens) == (StepKind.CACHED, query)
+    assert due.context_tokens == context, "what lies behind the block is not seen"
+    moved = PROGRAM.next_step(request, progress, False, 0.9)
+    assert (moved.kind, moved.query_tokens) == (StepKind.RECOMPUTE, context)
+    assert PROGRAM.tokens_to_cut(request, progress) == to_cut
+    assert PROGRAM.heavy_left(request, progress, 48.0) == (settled == 0)
+    assert PROGRAM.fuller_step(request, progress, due) is None
+
+
+def test_the_cost_of_a_block_causal_request():
+    request = make_request(prompt=20, output=40, block=16, cache=CacheMode.BLOCK)
+    assert PROGRAM.heavy_tokens(request) == 32, "the prompt, and the block that it ends in"
+    assert PROGRAM.light_tokens(request) == 16
+    assert PROGRAM.full_tokens(request) == PROGRAM.kv_tokens(request) == 64, "whole blocks from 0"
+
+
 def test_without_a_cache_every_step_left_is_heavy():
     uncached = make_request(cache=CacheMode.NONE)
     assert PROGRAM.heavy_left(uncached, Progress(settled=20), 48.0) == math.inf

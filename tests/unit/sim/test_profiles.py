@@ -1,7 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from stepserve.core.errors import FieldError
+from stepserve.cost.step_table import StepProfile
 from stepserve.sim import data
+from stepserve.sim.cluster import profiles
+from stepserve.sim.config import Setting, System
 from stepserve.sim.datasets import published_run
 from stepserve.sim.outcomes import MEAN_STEPS
 from stepserve.sim.profiles import (
@@ -9,6 +14,9 @@ from stepserve.sim.profiles import (
     host_overhead,
     step_profile,
 )
+from stepserve.sim.run import Point, denoised, simulate
+from stepserve.sim.systems import SYSTEMS
+from stepserve.sim.traced import make_load
 
 NAMES = [(gpu, "llada-8b", tp) for gpu in ("H100", "GH200", "GH200-graphs") for tp in (1, 2, 4)]
 NAMES += [("H100", "dream-7b", tp) for tp in (1, 2, 4)]
@@ -112,3 +120,33 @@ def test_calibration_reproduces_the_published_unloaded_latency():
     full_s, cached_s = (profile.step_time_s(n, 1) + overhead.seconds(1) for n in (1318, 32))
     unloaded_s = 8 * full_s + (MEAN_STEPS[0] - 8) * cached_s
     assert unloaded_s == pytest.approx(published_run("llada-8b", "gsm8k").base_s, rel=0.03)
+
+
+def test_a_measured_table_is_hardware(tmp_path, no_data):
+    """A file, and beside it those of further degrees, as far as they are needed."""
+    path = tmp_path / "card.json"
+    table = StepProfile((32, 512, 8192), (0.004, 0.01, 0.2), "measured: a card")
+    table.save(path)
+    setting, system = Setting(hardware=str(path)), System()
+    assert profiles(setting, system) == {1: table}
+    planned = replace(system, control=replace(system.control, planner="greedy"))
+    with pytest.raises(FieldError, match=r"hardware: no file .*card_tp2.json .* TP degree 2"):
+        profiles(setting, planned)
+    for degree in (2, 4):
+        replace(table, host_s=degree).save(tmp_path / f"card_tp{degree}.json")
+    assert [p.host_s for p in profiles(setting, planned).values()] == [0.0, 2, 4]
+    with pytest.raises(FieldError, match="hardware: no file"):
+        profiles(replace(setting, hardware="nowhere.json"), system)
+
+
+def test_a_simulation_runs_on_a_measured_table(tmp_path, no_data):
+    """Steps of ten times the seconds: requests on their own take nearly ten times as long."""
+    lasted = []
+    for seconds in (0.02, 0.2):
+        path = tmp_path / f"{seconds}.json"
+        StepProfile((8192,), (seconds,), "made up").save(path)
+        setting = Setting(hardware=str(path), nodes=(1,), requests=3, rates_per_gpu_per_s=(1e-4,))
+        load = make_load(setting, SYSTEMS["infaas"], Point("infaas", 1e-4, 5.0, 0))
+        world, _ = simulate(setting, SYSTEMS["infaas"], load, 0)
+        lasted.append(sum(r.answered_s - r.request.arrival_s for r in denoised(world)))
+    assert lasted[1] == pytest.approx(10 * lasted[0], rel=0.05)

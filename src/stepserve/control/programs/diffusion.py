@@ -1,13 +1,14 @@
-"""The step program of masked diffusion models (LLaDA, Dream, ...).
+"""The step program of masked diffusion models (LLaDA, Dream, SDAR, ...).
 
 Source: dilaserve.md B6 (recompute steps left), C8 (cache modes); the geometry of a step is in
-``core/denoising``, which offline runs share.
+``core/denoising``, which offline runs share. Block-causal models (``CacheMode.BLOCK``) recompute
+once, at the start, and may move on after any block: elsewhere they recompute what is finished.
 """
 
 import math
 from collections.abc import Sequence
 
-from stepserve.core.denoising import canvas_tokens, due_step
+from stepserve.core.denoising import canvas_tokens, due_step, lead_tokens
 from stepserve.core.request import CacheMode, Progress, RefreshScope, Request
 from stepserve.core.step import Mix, Step, StepKind, StepOutcome
 
@@ -55,16 +56,22 @@ class DiffusionProgram:
 
     def fuller_step(self, request: Request, progress: Progress, step: Step) -> Step | None:
         """The whole sequence, where a block opens with less (dilaserve.md Part E 3)."""
-        inside = (progress.settled - request.prompt_tokens) % request.diffusion.block_tokens
-        if inside or step.query_tokens == step.context_tokens:
+        options = request.diffusion
+        inside = (progress.settled - request.prompt_tokens) % options.block_tokens
+        if inside or options.cache_mode.exact or step.query_tokens == step.context_tokens:
             return None
         return step._replace(kind=StepKind.RECOMPUTE, query_tokens=step.context_tokens)
 
     def tokens_to_cut(self, request: Request, progress: Progress) -> int:
-        """To the next recompute step; 0 without a cache (dilaserve.md A2.5, C8)."""
+        """To the next recompute step; 0 without a cache (dilaserve.md A2.5, C8).
+
+        Of a block-causal model, to the end of the block.
+        """
         options = request.diffusion
         if options.cache_mode is CacheMode.NONE:
             return 0
+        if options.cache_mode is CacheMode.BLOCK:
+            return -progress.settled % options.block_tokens
         refresh_tokens = options.refresh_blocks * options.block_tokens
         return (request.prompt_tokens - progress.settled) % refresh_tokens
 
@@ -77,23 +84,31 @@ class DiffusionProgram:
         options = request.diffusion
         if options.cache_mode is CacheMode.NONE:
             return math.inf
+        if options.cache_mode is CacheMode.BLOCK:
+            return float(progress.settled == request.prompt_tokens)
         begun = -((request.prompt_tokens - progress.settled) // options.block_tokens)
         blocks = math.ceil(output_tokens / options.block_tokens)
         refreshes = -(-blocks // options.refresh_blocks) - -(-begun // options.refresh_blocks)
         return float(max(0, refreshes))
 
     def light_tokens(self, request: Request) -> int:
-        """The block in dual mode; the whole canvas, at most, in prefix mode."""
-        if request.diffusion.cache_mode is CacheMode.DUAL:
+        """The block; the whole canvas, at most, in prefix mode. Openings may execute two."""
+        if request.diffusion.cache_mode in (CacheMode.DUAL, CacheMode.BLOCK):
             return request.diffusion.block_tokens
         if request.diffusion.cache_mode is CacheMode.PREFIX:
             return canvas_tokens(request)
         return self.full_tokens(request)
 
     def heavy_tokens(self, request: Request) -> int:
-        """What a refresh executes: everything, or the canvas alone once the prompt has KV."""
-        if request.diffusion.refresh_scope is RefreshScope.OUTPUT:
+        """What a refresh executes: everything, or the canvas alone once the prompt has KV.
+
+        Of a block-causal model, what its first step does.
+        """
+        options = request.diffusion
+        if options.refresh_scope is RefreshScope.OUTPUT:
             return canvas_tokens(request)
+        if options.cache_mode is CacheMode.BLOCK:
+            return request.prompt_tokens - lead_tokens(request) + options.block_tokens
         return self.full_tokens(request)
 
     def full_tokens(self, request: Request) -> int:

@@ -61,8 +61,8 @@ def horizons(
     Whoever has no deadline is served beside the others: due with the last of them.
     """
     spec = min(specs, key=lambda s: s.tp_degree)
-    block = demands[0].request.diffusion.block_tokens
-    rates = {s.tp_degree: tokens_per_s(cost, s, BATCH_TOKENS, block) for s in specs}
+    options = demands[0].request.diffusion
+    rates = {s.tp_degree: tokens_per_s(cost, s, BATCH_TOKENS, options) for s in specs}
     instances = sum(rates[s.tp_degree] for s in specs) / rates[spec.tp_degree]
     left_s = [
         None

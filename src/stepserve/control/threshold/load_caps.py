@@ -11,19 +11,22 @@ from collections.abc import Sequence
 
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import CostModel, Demand
+from stepserve.core.request import CacheMode, DiffusionOptions
 
 NOMINAL_TOKENS = 1536
 """Length of the request that ``rate`` is quoted for (B6)."""
 
 
 def tokens_per_s(
-    cost: CostModel, spec: InstanceSpec, batch_tokens: int, block_tokens: int
+    cost: CostModel, spec: InstanceSpec, batch_tokens: int, options: DiffusionOptions
 ) -> float:
     """Supply of one instance: a block of ``k`` nominal requests, one recompute step and
-    ``block_tokens - 1`` cached steps, all in step (``rate`` of B6).
+    ``block_tokens - 1`` cached steps, all in step (``rate`` of B6). Block-causal models open a
+    block with two blocks' tokens instead of a recompute step.
     """
-    rows = max(1, batch_tokens // NOMINAL_TOKENS)
-    light, heavy = rows * block_tokens, rows * NOMINAL_TOKENS
+    rows, block_tokens = max(1, batch_tokens // NOMINAL_TOKENS), options.block_tokens
+    opening = 2 * block_tokens if options.cache_mode is CacheMode.BLOCK else NOMINAL_TOKENS
+    light, heavy = rows * block_tokens, rows * opening
     seconds = (block_tokens - 1) * cost.step_time_s(light, rows, spec)
     seconds += cost.step_time_s(heavy, rows, spec)
     return ((block_tokens - 1) * light + heavy) / seconds
@@ -59,9 +62,9 @@ class LoadCaps:
         slos = [d.request.slo.e2e_s for d in demands if d.request.slo.e2e_s is not None]
         if not slos:
             return [demand.thresholds[0] for demand in demands]
-        block = demands[0].request.diffusion.block_tokens
+        options = demands[0].request.diffusion
         rates = {
-            degree: tokens_per_s(self._cost, spec, self._batch_tokens, block)
+            degree: tokens_per_s(self._cost, spec, self._batch_tokens, options)
             for degree, spec in {spec.tp_degree: spec for spec in specs}.items()
         }
         horizon_s = sum(slos, 0.0) / len(slos)

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from stepserve.engine.architectures import ARCHITECTURES
 from stepserve.engine.bundled.batches import BLOCK_LENGTHS
 from stepserve.engine.bundled.vocabulary import (
     BOS,
@@ -18,7 +19,6 @@ from stepserve.engine.bundled.vocabulary import (
     build_tokenizer,
     save_tokenizer,
 )
-from stepserve.engine.loader import ARCHITECTURES
 from stepserve.engine.models.transformer import ModelConfig
 
 CONFIG = ModelConfig(

@@ -3,8 +3,9 @@
 LLaDA (a Llama block without a causal mask) and Dream (a Qwen2 block without one) differ in
 a handful of config values: biases on the query/key/value projections, the number of KV
 heads, tied embeddings, and whether the logits that predict position ``i`` stand at ``i``
-(LLaDA) or at ``i - 1`` (Dream). Llama and Qwen2 themselves are the same blocks again. One
-file serves all; ``engine/loader.py`` maps their checkpoints' names onto the names used here.
+(LLaDA) or at ``i - 1`` (Dream). Llama and Qwen2 themselves are the same blocks again, Qwen3
+and SDAR add a norm to queries and keys, and mixtures of experts (``experts``) another MLP.
+One file serves all; ``engine/architectures.py`` maps their checkpoints' names onto those here.
 
 Attention is passed in: training attends within padded rows, the executors attend over
 packed rows whose keys and values live in pages, causally or not. The model never learns which.
@@ -17,6 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stepserve.engine.models.experts import Experts, ExpertsConfig
+from stepserve.engine.models.rotary import Scaling, rotary_tables
+
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, q, k, v)``: q is ``[*shape, heads, head_dim]``, k and v are
 ``[*shape, kv_heads, head_dim]``; returns ``[*shape, heads, head_dim]``."""
@@ -26,7 +30,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class ModelConfig:
     """Shape of a transformer, and the token ids with a meaning to it.
 
-    ``mask_token_id`` is ``None`` for an autoregressive model.
+    ``mask_token_id`` is ``None`` for an autoregressive model. ``head_dim`` and ``rotary_dim``
+    are filled in where they are 0: the hidden size shared out to the heads, all of a head.
     """
 
     vocab_size: int
@@ -45,25 +50,34 @@ class ModelConfig:
     qkv_bias: bool = False
     shift_logits: bool = False  # the logits for position i stand at i - 1 (Dream)
     more_eos_token_ids: tuple[int, ...] = ()  # that end a text, too (Llama 3, Qwen2)
+    head_dim: int = 0
+    rotary_dim: int = 0  # the first so many of a head are rotated
+    rope_scaling: Scaling | None = None
+    qk_norm: bool = False  # each head of queries and keys is normalised (Qwen3)
+    attention_block: int | None = None  # a position sees its own block and those before it
+    experts: ExpertsConfig | None = None
+
+    def __post_init__(self) -> None:
+        """Fill in what follows from the rest."""
+        head_dim = self.head_dim or self.hidden_size // self.heads
+        object.__setattr__(self, "head_dim", head_dim)
+        object.__setattr__(self, "rotary_dim", self.rotary_dim or head_dim)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Every token id that ends a text."""
         return (self.eos_token_id, *self.more_eos_token_ids)
 
-    @property
-    def head_dim(self) -> int:
-        """Size of one attention head."""
-        return self.hidden_size // self.heads
-
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding, half-split layout (as Llama, Qwen2 and LLaDA).
 
-    x is ``[*shape, heads, head_dim]``; cos and sin are ``[*shape, 1, head_dim / 2]``.
+    x is ``[*shape, heads, head_dim]``; cos and sin are ``[*shape, 1, rotary_dim / 2]``. What
+    lies behind the first ``rotary_dim`` of a head stays as it is.
     """
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
 class Layer(nn.Module):
@@ -78,23 +92,38 @@ class Layer(nn.Module):
         self.k_proj = nn.Linear(hidden, config.kv_heads * head_dim, bias=config.qkv_bias)
         self.v_proj = nn.Linear(hidden, config.kv_heads * head_dim, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.heads * head_dim, hidden, bias=False)
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(head_dim, eps=config.norm_eps)
+            self.k_norm = nn.RMSNorm(head_dim, eps=config.norm_eps)
         self.mlp_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
-        self.gate_proj = nn.Linear(hidden, config.mlp_size, bias=False)
-        self.up_proj = nn.Linear(hidden, config.mlp_size, bias=False)
-        self.down_proj = nn.Linear(config.mlp_size, hidden, bias=False)
-        self.head_dim = head_dim
+        self.experts: Experts | None = None
+        if config.experts is not None and index not in config.experts.dense_layers:
+            self.experts = Experts(hidden, config.experts)
+        else:
+            self.gate_proj = nn.Linear(hidden, config.mlp_size, bias=False)
+            self.up_proj = nn.Linear(hidden, config.mlp_size, bias=False)
+            self.down_proj = nn.Linear(config.mlp_size, hidden, bias=False)
+        self.head_dim, self.qk_norm = head_dim, config.qk_norm
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Map x ``[*shape, hidden]`` to the same shape."""
         normed = self.attn_norm(x)
         heads = (*x.shape[:-1], -1, self.head_dim)
-        q = rotate(self.q_proj(normed).view(heads), cos, sin)
-        k = rotate(self.k_proj(normed).view(heads), cos, sin)
+        q, k = self.q_proj(normed).view(heads), self.k_proj(normed).view(heads)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         v = self.v_proj(normed).view(heads)
         x = x + self.o_proj(attend(self.index, q, k, v).flatten(-2))
-        normed = self.mlp_norm(x)
-        mlp: Tensor = self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
-        return x + mlp
+        return x + self.mlp(self.mlp_norm(x))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """The MLP, or the experts in its place; x ``[*shape, hidden]``, as is the answer."""
+        if self.experts is not None:
+            mixed: Tensor = self.experts(x)
+            return mixed
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class DiffusionTransformer(nn.Module):
@@ -115,15 +144,17 @@ class DiffusionTransformer(nn.Module):
         self.set_rotary_tables()
 
     def set_rotary_tables(self, device: torch.device | None = None) -> None:
-        """Build the rotary tables, float32 ``[max_positions, head_dim / 2]`` each."""
+        """Build the rotary tables, float32 ``[max_positions, rotary_dim / 2]`` each."""
         config = self.config
-        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
-        angle = torch.outer(
-            torch.arange(config.max_positions, dtype=torch.float32, device=device),
-            1.0 / config.rope_theta ** (exponent / config.head_dim),
+        cos, sin = rotary_tables(
+            dim=config.rotary_dim,
+            theta=config.rope_theta,
+            positions=config.max_positions,
+            scaling=config.rope_scaling,
+            device=device,
         )
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final hidden states ``[*shape, hidden]`` of token_ids ``[*shape]`` at positions."""
@@ -137,7 +168,10 @@ class DiffusionTransformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits ``[*shape, vocab]`` in float32 of hidden ``[*shape, hidden]``."""
-        out: Tensor = self.head(hidden)
+    def logits(self, hidden: Tensor, ids: slice | None = None) -> Tensor:
+        """Logits ``[*shape, vocab]`` in float32 of hidden ``[*shape, hidden]``.
+
+        With ``ids`` those of a range of token ids alone: ``[*shape, ids]``.
+        """
+        out: Tensor = self.head(hidden) if ids is None else F.linear(hidden, self.head.weight[ids])
         return out.float()

@@ -1,0 +1,195 @@
+"""Instances on Ray against instances in this process: the bundled model, equal load, in turns.
+
+Two instances on one thread each serve problems of the bundled model twice over: *closed*, with
+so many requests always under way (throughput, in tokens per second), and *open*, at a rate well
+below that (time to the first token). Every round does both with both; ratios and differences
+are of the same round, and their median over rounds is what to look at. Besides, what a message
+costs: seconds of CPU of both ends, by a call of a Ray actor and by ``live/wire.py``.
+
+    python benchmarks/transport.py [--rounds 3] [--requests 48]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import multiprocessing
+import random
+import resource
+import statistics
+import threading
+import time
+from dataclasses import replace
+
+import ray
+
+from stepserve.core.config import ServeConfig
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload, SamplingParams
+from stepserve.core.protocols import RequestEnded, TokensEmitted
+from stepserve.core.request import (
+    SLO,
+    CacheMode,
+    DiffusionOptions,
+    Family,
+    Request,
+    ThresholdBounds,
+)
+from stepserve.engine.bundled.tasks import sample
+from stepserve.gateway.tokenizer import TextTokenizer
+from stepserve.live.deploy import build_cluster
+from stepserve.live.families import describe, load, model_folder
+from stepserve.live.transport_ray import RayCluster
+from stepserve.live.wire import Link
+
+CONFIG = ServeConfig(cluster="ray", instances=2, threads_per_instance=1)
+CONCURRENT = 12
+TOKENS = 48
+LEAST_THROUGHPUT, MOST_LATER_S = 0.95, 0.005
+
+
+@contextlib.asynccontextmanager
+async def running(config, loaded, host):
+    cluster = build_cluster(config, loaded, host=host)
+    cluster.start()
+    while len(cluster.loop.scheduler.ledger.instances) < config.instances:
+        await asyncio.sleep(0.01)
+    try:
+        yield cluster.frontend
+    finally:
+        await cluster.stop()
+
+
+async def serve(frontend, ids, name):
+    """One request; seconds to its first token, and its tokens."""
+    options = DiffusionOptions(ThresholdBounds(0.9, 0.9), 32, CacheMode.DUAL)
+    began_s, first_s, tokens = frontend.now_s(), None, 0
+    made = (RequestId(name), Family.DIFFUSION, "m", len(ids), TOKENS, began_s)
+    payload = Payload(ids, SamplingParams(ignore_eos=True))
+    async for update in frontend.submit(Request(*made, SLO(), options), payload):
+        if isinstance(update, TokensEmitted):
+            first_s = first_s or frontend.now_s() - began_s
+            tokens += len(update.tokens)
+        else:
+            assert isinstance(update, RequestEnded), update
+    assert first_s is not None
+    return first_s, tokens
+
+
+async def closed(frontend, prompts):
+    """Tokens per second with ``CONCURRENT`` requests under way."""
+    left, served, began_s = iter(enumerate(prompts)), 0, time.perf_counter()
+
+    async def worker():
+        nonlocal served
+        for index, ids in left:
+            served += (await serve(frontend, ids, f"closed-{index}"))[1]
+
+    await asyncio.gather(*(worker() for _ in range(CONCURRENT)))
+    return served / (time.perf_counter() - began_s)
+
+
+async def opened(frontend, prompts, rate_per_s, seed):
+    """Median seconds to the first token, at Poisson arrivals."""
+    chance, jobs = random.Random(seed), []
+    for index, ids in enumerate(prompts):
+        jobs.append(asyncio.ensure_future(serve(frontend, ids, f"open-{index}")))
+        await asyncio.sleep(chance.expovariate(rate_per_s))
+    return statistics.median(first_s for first_s, _ in await asyncio.gather(*jobs))
+
+
+async def compare(rounds, requests):
+    tokenizer = TextTokenizer.from_folder(model_folder(CONFIG.model))
+    chance = random.Random(0)
+    prompts = [
+        tuple(tokenizer.completion_ids(sample(chance, evaluation=True).prompt))
+        for _ in range(requests)
+    ]
+    with RayCluster(CONFIG) as on_ray:
+        config = on_ray.config
+        local = running(replace(config, cluster="local"), load(config), None)
+        remote = running(config, describe(config), on_ray.transport)
+        async with local as here, remote as there:
+            both = (here, there)
+            for frontend in both:  # caches, and the first corrections of the step times
+                fastest = await closed(frontend, prompts[: 2 * CONCURRENT])
+            ratios, later_s = [], []
+            for number in range(rounds):
+                order = both if number % 2 else both[::-1]
+                speeds = {frontend: await closed(frontend, prompts) for frontend in order}
+                rate = 0.4 * fastest / TOKENS
+                firsts = {f: await opened(f, prompts, rate, number) for f in order}
+                ratios.append(speeds[there] / speeds[here])
+                later_s.append(firsts[there] - firsts[here])
+                print(
+                    f"round {number}: {speeds[here]:.0f} tokens/s here, {speeds[there]:.0f} on Ray"
+                    f" ({ratios[-1]:.2f}); first token {1e3 * firsts[here]:.1f} ms here,"
+                    f" {1e3 * firsts[there]:.1f} ms on Ray ({1e3 * later_s[-1]:+.1f})",
+                    flush=True,
+                )
+        print_message_costs()
+    ratio, later = statistics.median(ratios), statistics.median(later_s)
+    print(f"throughput on Ray / here: {ratio:.3f} (at least {LEAST_THROUGHPUT} wanted)")
+    print(f"first token later by: {1e3 * later:.1f} ms (at most {1e3 * MOST_LATER_S:.0f} wanted)")
+
+
+@ray.remote(num_cpus=0)
+class Echo:
+    def take(self, data):
+        return resource.getrusage(resource.RUSAGE_SELF)[:2]
+
+
+def listen(carrier):
+    """The other end of ``wire``: says what it used, once it heard of the end."""
+    began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    link = Link(carrier, lambda item: link.send(used()) if item == "end" else None, "there")
+
+    def used():
+        return sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - began
+
+    link.run()
+
+
+def print_message_costs(messages=400, size_bytes=2000):
+    """CPU of both ends for each message, one at a time with 2 ms between them."""
+    data, pause = bytes(size_bytes), threading.Event()
+
+    def spend(send):
+        began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        for _ in range(messages):
+            send()
+            pause.wait(0.002)
+        return sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - began
+
+    echo = Echo.remote()
+    theirs = sum(ray.get(echo.take.remote(data)))
+    calls = spend(lambda: ray.get(echo.take.remote(data)))
+    calls += sum(ray.get(echo.take.remote(data))) - theirs
+    near, far = multiprocessing.Pipe()
+    other = multiprocessing.get_context("spawn").Process(target=listen, args=(far,))
+    other.start()
+    heard = []
+    link = Link(near, heard.append, "here")
+    runs = threading.Thread(target=link.run)
+    runs.start()
+    frames = spend(lambda: link.send(data))
+    link.send("end")
+    while not heard:
+        runs.join(0.01)
+    link.close()
+    runs.join()
+    other.join()
+    frames += heard[0]
+    each = 1e3 / messages
+    print(f"CPU of a message: {calls * each:.2f} ms as a Ray call, {frames * each:.2f} ms by wire")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=48)
+    args = parser.parse_args()
+    asyncio.run(compare(args.rounds, args.requests))
+
+
+if __name__ == "__main__":
+    main()

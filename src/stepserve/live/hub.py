@@ -1,0 +1,38 @@
+"""Checkpoints of the Hugging Face hub, through its own client if that is installed."""
+
+import importlib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+from stepserve.core.errors import FieldError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Code that comes with a checkpoint is never run, so it is not fetched.
+_FILES = ("*.json", "*.jinja", "*.safetensors")
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a model is given as ``organisation/name``, and not as a folder that exists."""
+    return _NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+@cache
+def snapshot(name: str) -> Path:
+    """Folder of a model of the hub, downloaded if it is not in the client's cache.
+
+    The client's own settings hold (``HF_HOME``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``). Raises
+    FieldError (field ``model``) without a client, or with the client's reason.
+    """
+    if importlib.util.find_spec("huggingface_hub") is None:
+        how = "no such folder; to fetch it from the hub: pip install 'stepserve[hf]'"
+        raise FieldError("model", f"{name}: {how}")
+    client = importlib.import_module("huggingface_hub")
+    try:
+        return Path(client.snapshot_download(name, allow_patterns=list(_FILES)))
+    except (OSError, ValueError) as error:  # among them: no such name, no network, offline mode
+        reason = " ".join(str(error).split())
+        raise FieldError(
+            "model", f"{name} is no folder here, and the hub has not given it: {reason}"
+        ) from error

@@ -1,0 +1,217 @@
+"""An instance in a process of its own: what lives there, beside its executor.
+
+It listens for the one connection of the control loop's process and ends with it.
+"""
+
+import dataclasses
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from typing import Any
+
+from stepserve.core.events import (
+    ChunkLanded,
+    HandoverAcknowledged,
+    HandoverPrepared,
+    SegmentEnded,
+)
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.payload import KvChunk
+from stepserve.core.protocols import StepPredictor
+from stepserve.core.request import Progress, Request
+from stepserve.core.step import Step, StepOutcome
+
+from .families import Recipe
+from .instance import Instance
+from .kv_links import KvAddress, KvLinks
+from .messages import Delivery, InstanceOutput
+from .recording import Handled
+from .transport_local import InstanceThread
+from .wire import LOOK_S, Carrier, Link, send_at_once, take_clock
+
+logger = logging.getLogger(__name__)
+
+Lesson = tuple[Request, Progress, StepOutcome, Step]
+"""Arguments of ``StepPredictor.learn``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where an instance waits for the control loop, and the word that opens."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an instance says, and what came up since it last did: for listeners and predictor."""
+
+    output: InstanceOutput | None
+    handled: Sequence[Handled]
+    lessons: Sequence[Lesson]
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Where keys and values can be sent to. Known before any of these is heard of otherwise."""
+
+    addresses: Mapping[InstanceId, KvAddress]
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """End after the running batch; ``announce``: and say so."""
+
+    announce: bool
+
+
+class Pupil:
+    """A predictor that learns from the steps of one instance, and hands them on."""
+
+    def __init__(self, predictor: StepPredictor) -> None:
+        self._predictor = predictor
+        self.lessons: list[Lesson] = []
+
+    def remaining_steps(
+        self, request: Request, progress: Progress, thresholds: Sequence[float]
+    ) -> StepForecast:
+        """See ``StepPredictor.remaining_steps``."""
+        return self._predictor.remaining_steps(request, progress, thresholds)
+
+    def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
+        """See ``StepPredictor.learn``."""
+        self._predictor.learn(request, progress, outcome, step)
+        self.lessons.append((request, progress, outcome, step))
+
+
+class RemoteInstance:
+    """Hosts one incarnation of one instance for a control loop in another process."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        spec: InstanceSpec,
+        incarnation: int,
+        node: str = "",
+        host: str = "127.0.0.1",
+    ) -> None:
+        """``node``: what instances that share its memory call this machine.
+
+        ``host``: its address among the nodes.
+        """
+        key = secrets.token_bytes(32)
+        self._recipe = recipe
+        self._listener = Listener((host, 0), backlog=1, authkey=key)
+        self.door = Door(host, self._listener.address[1], key)
+        self._pupil = Pupil(recipe.predictor())
+        self._handled: list[Handled] = []
+        self._kv = KvLinks(node, host, self._landed)
+        self._offset_s = 0.0  # from this machine's clock to the control loop's
+        self._link: Link | None = None
+        self._host = InstanceThread(spec, incarnation, self._build, self._say)
+        self._chunk_bytes = _most_bytes(recipe, spec)
+
+    def run(self) -> None:
+        """Serve the control loop until it ends the connection, or this instance has ended."""
+        self.serve(self._accept())
+
+    def _accept(self) -> Connection:
+        while True:
+            try:
+                carrier = self._listener.accept()
+            except (AuthenticationError, OSError) as error:
+                logger.warning("somebody else was at the door: %s", error)
+            else:
+                send_at_once(carrier)
+                self._offset_s = take_clock(carrier)
+                return carrier
+
+    def serve(self, carrier: Carrier) -> None:
+        """As ``run``, over a connection that is there. Nobody else can connect any more."""
+        self._listener.close()
+        self._link = link = Link(carrier, self._take, self._host.name)
+        link.send(self._kv.address)
+        self._host.start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        try:
+            link.run()
+        finally:
+            self._host.kill()
+            self._kv.close()
+
+    def _now_s(self) -> float:
+        return time.monotonic() + self._offset_s
+
+    def _build(self, spec: InstanceSpec, incarnation: int) -> Instance:
+        loaded, listeners = self._recipe.load(), [self._handled.append]
+        return self._recipe.instance(loaded, spec, incarnation, self._pupil, self._now_s, listeners)
+
+    def _take(self, item: Any) -> None:
+        """From the control loop."""
+        match item:
+            case Delivery():
+                self._host.deliver(item)
+            case Peers():
+                self._kv.peers = item.addresses
+            case Retire():
+                self._host.retire(item.announce)
+
+    def _landed(self, chunk: KvChunk) -> None:
+        event = ChunkLanded(chunk.request_id, chunk.epoch, chunk.start, chunk.stop)
+        self._host.deliver(Delivery(event, chunk=chunk))
+
+    def _say(self, output: InstanceOutput | None) -> None:
+        """On the instance's thread: chunks go to their peers, all else to the control loop."""
+        assert self._link is not None, "it serves"
+        if output is not None:
+            peers = tuple(told for told in output.peers if self._tell(*told))
+            for event in output.events:
+                if isinstance(event, SegmentEnded):  # one that leads on, leads to the next epoch
+                    self._kv.forget(event.segment.request_id, event.segment.epoch + 1)
+            output = dataclasses.replace(output, peers=peers)
+        handled, lessons = list(self._handled), list(self._pupil.lessons)
+        self._handled.clear()
+        self._pupil.lessons.clear()
+        self._link.send(Turn(output, handled, lessons))
+
+    def _tell(self, to: InstanceId, delivery: Delivery) -> bool:
+        """Whether the control loop shall pass it on."""
+        if delivery.chunk is not None:
+            self._kv.push(to, delivery.chunk)
+            return False
+        match delivery.event:
+            case HandoverPrepared(request_id, epoch, _):
+                self._kv.prepare(to, request_id, epoch, self._chunk_bytes)
+            case HandoverAcknowledged(request_id, epoch):
+                self._kv.forget(request_id, epoch)
+        return True
+
+    def _watch(self) -> None:
+        """End the connection when the instance ends, hangs, or cannot hear any more."""
+        assert self._link is not None, "it serves"
+        hang_s = self._recipe.config.hang_s
+        while self._host.is_alive() and not self._link.is_broken(hang_s):
+            if self._host.is_lost(hang_s):
+                logger.error("instance %s hangs", self._host.name)
+                break
+            self._host.join(LOOK_S)
+        else:
+            self._say(None)
+        self._link.close()
+
+
+def _most_bytes(recipe: Recipe, spec: InstanceSpec) -> int:
+    """The keys and values of a full instance; 0 for a model that hands none over."""
+    batches = recipe.header.batches
+    if batches is None:
+        return 0
+    return int(spec.page_capacity * spec.page_tokens * batches.line.kv_bytes_per_token)

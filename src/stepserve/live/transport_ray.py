@@ -1,0 +1,215 @@
+"""Instances as Ray actors, one each: on this machine, or wherever a Ray cluster has room.
+
+Ray starts them, places them, counts CPUs and GPUs, and notices their end. Messages do not go
+through it: a call of an actor costs 1.6 ms of CPU where a message of ``wire`` costs 0.2
+(``benchmarks/transport.py`` measures both).
+"""
+
+import dataclasses
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.util import get_node_ip_address
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from stepserve.core.config import ServeConfig
+from stepserve.core.errors import FieldError, StepserveError
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.protocols import StepPredictor
+
+from .families import Recipe, cores_per_instance
+from .recording import Listener
+from .remote import Door, RemoteInstance
+from .transport import OutputSink
+from .transport_remote import RemoteTransport, knock
+from .wire import Carrier
+
+logger = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 100 << 20
+"""The least that Ray takes, nearly: nothing is kept in it."""
+
+PLACED_S = 1
+"""How often a start that waits for room looks whether it was given up: Ray wants an integer."""
+
+
+class RayCluster:
+    """The Ray cluster that instances live in, from ``__enter__`` to ``__exit__``.
+
+    ``config.cluster`` says which: ``ray``: one is started on this machine, and stopped;
+    ``ray://auto``: the one that runs on this machine; ``ray://HOST:PORT``: by way of its client
+    server. A process that is connected to Ray already uses that, and leaves it.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Raises FieldError (``cluster``) for another word."""
+        kind, _, address = config.cluster.partition("://")
+        if kind != "ray" or (not address and config.cluster != "ray"):
+            raise FieldError("cluster", "must be local, ray, ray://auto or ray://HOST:PORT")
+        self.config = config
+        self._address = address
+        self._connected = False
+
+    def __enter__(self) -> Self:
+        """Raises FieldError if there is no cluster there or it cannot hold the instances."""
+        if not ray.is_initialized():
+            self._connect()
+            self._connected = True
+        try:
+            self.config = self._fitted()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _connect(self) -> None:
+        if not self._address:
+            ray.init(
+                address="local",
+                num_cpus=cores_per_instance(self.config) * self.config.instances,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _system_config={"worker_niceness": 0},  # Ray's 15 would starve the instances
+            )
+            return
+        address = "auto" if self._address == "auto" else f"ray://{self._address}"
+        try:
+            ray.init(address=address)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise FieldError("cluster", f"no Ray cluster at {self._address}: {error}") from error
+
+    def _fitted(self) -> ServeConfig:
+        """The configuration with the CPU threads that instances get on the nodes there are."""
+        nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+        config = self.config
+        if config.control.planner != "none" and len(nodes) > 1:
+            raise FieldError("control.planner", "layouts are planned for a single node only")
+        threads = config.threads_per_instance or fair_share(nodes, config.instances)
+        room = sum(int(cpus // threads) for cpus in nodes) if threads else 0
+        if room < config.instances:
+            each = f"{threads} CPUs each" if threads else "one CPU each"
+            what = f"{config.instances} of {each} do not fit on nodes of {nodes}"
+            raise FieldError("instances", what)
+        return dataclasses.replace(config, threads_per_instance=threads)
+
+    def transport(
+        self,
+        recipe: Recipe,
+        sink: OutputSink,
+        listeners: Sequence[Listener],
+        predictor: StepPredictor,
+    ) -> RemoteTransport:
+        """A ``deploy.HostInstances``, of what ``config`` describes."""
+
+        def launch(spec: InstanceSpec, incarnation: int) -> InstanceActor:
+            return InstanceActor(recipe, spec, incarnation)
+
+        return RemoteTransport(launch, sink, listeners, predictor, recipe.config.hang_s)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the cluster; one that was started here ends."""
+        if self._connected:
+            ray.shutdown()
+            self._connected = False
+
+
+def fair_share(nodes: Sequence[float], instances: int) -> int:
+    """Most CPUs that every instance can get, each on one node; 0: not even one."""
+    shares = range(int(max(nodes, default=0)), 0, -1)
+    return next((n for n in shares if sum(int(cpus // n) for cpus in nodes) >= instances), 0)
+
+
+class InstanceActor:
+    """A ``Process`` that is a Ray actor in a placement group of its own."""
+
+    def __init__(self, recipe: Recipe, spec: InstanceSpec, incarnation: int) -> None:
+        self._recipe = recipe
+        self._spec = spec
+        self._incarnation = incarnation
+        self._lock = threading.Lock()
+        self._killed = self._ended = False
+        self._undo: list[Callable[[], None]] = []
+
+    def connect(self) -> Carrier:
+        """See ``Process.connect``."""
+        config, spec = self._recipe.config, self._spec
+        needs = {"CPU": float(cores_per_instance(config) * spec.tp_degree)}
+        if config.device.startswith("cuda"):
+            needs["GPU"] = float(spec.tp_degree)
+        # One node for all of it. The workers of a tensor-parallel group have a bundle each here.
+        group = self._held(
+            lambda: placement_group([needs], strategy="STRICT_PACK"), remove_placement_group
+        )
+        self._wait_for(group, needs)
+        actor = self._held(lambda: self._start(group, needs), ray.kill)
+        door: Door = ray.get(actor.door.remote(), timeout=config.hang_s)
+        actor.run.remote().future().add_done_callback(self._note_end)
+        return knock(door)
+
+    def _held(self, make: Callable[[], Any], undo: Callable[[Any], None]) -> Any:
+        """Make something that ``kill`` undoes."""
+        with self._lock:
+            if self._killed:
+                raise StepserveError("it was given up while it started")
+            made = make()
+            self._undo.append(lambda: undo(made))
+        return made
+
+    def _wait_for(self, group: Any, needs: dict[str, float]) -> None:
+        for _ in range(math.ceil(self._recipe.config.hang_s / PLACED_S)):
+            if group.wait(PLACED_S):
+                return
+            if self._killed:
+                break
+        raise StepserveError(f"no node has {needs} free")
+
+    def _start(self, group: Any, needs: dict[str, float]) -> Any:
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        actor = _Actor.options(  # type: ignore[attr-defined]
+            name=f"stepserve-{self._spec.id}.{self._incarnation}",
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0.0),
+            scheduling_strategy=place,
+        )
+        return actor.remote(self._recipe, self._spec, self._incarnation)
+
+    def _note_end(self, _: object) -> None:
+        self._ended = True
+
+    def lives(self) -> bool:
+        """See ``Process.lives``."""
+        return not self._ended
+
+    def kill(self) -> None:
+        """See ``Process.kill``."""
+        with self._lock:
+            self._killed = True
+            while self._undo:
+                self._undo.pop()()
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class _Actor:
+    """The instance beside its executor, on whatever node it was placed."""
+
+    def __init__(self, recipe: Recipe, spec: InstanceSpec, incarnation: int) -> None:
+        node = ray.get_runtime_context().get_node_id()
+        host = get_node_ip_address()
+        self._instance = RemoteInstance(recipe, spec, incarnation, node, host)
+
+    def door(self) -> Door:
+        return self._instance.door
+
+    def run(self) -> None:
+        self._instance.run()

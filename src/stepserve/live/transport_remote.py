@@ -1,0 +1,160 @@
+"""Instances in processes of their own, each behind one connection.
+
+Who starts and ends the processes is not known here: see ``transport_ray``.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Client, Connection
+from typing import Any, Protocol
+
+from stepserve.core.events import InstanceStopped, InstanceUp
+from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceSpec
+from stepserve.core.protocols import StepPredictor
+
+from .kv_links import KvAddress
+from .messages import Delivery
+from .recording import Listener
+from .remote import Door, Peers, Retire, Turn
+from .transport import Hosts, OutputSink
+from .wire import Carrier, Link, send_at_once, set_clock
+
+logger = logging.getLogger(__name__)
+
+
+class Process(Protocol):
+    """A process with a ``RemoteInstance``, not started yet."""
+
+    def connect(self) -> Carrier:
+        """Start it and connect to it. Raises what stands in the way, in bounded time."""
+        ...
+
+    def lives(self) -> bool:
+        """False once it is known to have ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it and free what it held; any number of times, from any thread."""
+        ...
+
+
+Launch = Callable[[InstanceSpec, int], Process]
+"""Gives the process of an incarnation (spec, its number)."""
+
+
+def knock(door: Door) -> Connection:
+    """Connect to a ``RemoteInstance``."""
+    carrier = Client((door.host, door.port), authkey=door.key)
+    send_at_once(carrier)
+    set_clock(carrier)
+    return carrier
+
+
+class RemoteHost(threading.Thread):
+    """One incarnation of one instance: starts its process, then takes what it says."""
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        incarnation: int,
+        process: Process,
+        take: Callable[["RemoteHost", Any], None],
+    ) -> None:
+        super().__init__(name=f"{spec.id}.{incarnation}", daemon=True)
+        self.spec = spec
+        self.incarnation = incarnation
+        self.stopped = False
+        self._process = process
+        self._take = take
+        self._link: Link | None = None
+
+    def run(self) -> None:
+        """The thread: connect, listen until the connection ends."""
+        try:
+            carrier = self._process.connect()
+            self._link = Link(carrier, lambda item: self._take(self, item), self.name)
+            self._link.run()
+        except Exception:
+            logger.exception("instance %s cannot be reached", self.name)
+        finally:
+            self._process.kill()
+
+    def send(self, item: object) -> None:
+        """Send it something; nothing happens if it is gone, or not there yet."""
+        if self._link is not None:
+            self._link.send(item)
+
+    def deliver(self, delivery: Delivery) -> None:
+        """See ``Host.deliver``."""
+        self.send(delivery)
+
+    def retire(self, announce: bool) -> None:
+        """See ``Host.retire``. What is still being started ends at once."""
+        if self._link is None:
+            self._process.kill()
+        self.send(Retire(announce))
+
+    def kill(self) -> None:
+        """See ``Host.kill``."""
+        self._process.kill()
+
+    def is_lost(self, hang_s: float) -> bool:
+        """See ``Host.is_lost``. The process itself judges how long it is at one thing.
+
+        If it has ended, its last words may still be on their way.
+        """
+        silence_s = hang_s if self._process.lives() else 0.0
+        broken = self._link is not None and self._link.is_broken(silence_s)
+        return not self.stopped and (broken or not self.is_alive())
+
+
+class RemoteTransport(Hosts):
+    """A ``Transport`` of processes."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        sink: OutputSink,
+        listeners: Sequence[Listener],
+        predictor: StepPredictor,
+        hang_s: float,
+    ) -> None:
+        """``listeners`` hear of, and ``predictor`` learns from, all that instances did."""
+        super().__init__(
+            lambda spec, number: RemoteHost(spec, number, launch(spec, number), self._take), hang_s
+        )
+        self._sink = sink
+        self._listeners = listeners
+        self._predictor = predictor
+        self._lock = threading.Lock()
+        self._addresses: dict[InstanceId, KvAddress] = {}
+
+    def _take(self, host: RemoteHost, item: Any) -> None:
+        """From an instance, on the thread of its host."""
+        match item:
+            case KvAddress():
+                self._introduce(host, item)
+            case Turn(output, handled, lessons):
+                for call in handled:
+                    for listen in self._listeners:
+                        listen(call)
+                for lesson in lessons:
+                    self._predictor.learn(*lesson)
+                if output is None:
+                    return
+                for event in output.events:
+                    if isinstance(event, InstanceUp):
+                        logger.info("instance %s is up", host.name)
+                    host.stopped |= isinstance(event, InstanceStopped)
+                self._sink(output)
+
+    def _introduce(self, host: RemoteHost, address: KvAddress) -> None:
+        """Tell every instance where the new one is, and it where they are."""
+        with self._lock:
+            self._addresses[host.spec.id] = address
+            peers = Peers(dict(self._addresses))
+            for other in [host, *self._hosts.values()]:
+                assert isinstance(other, RemoteHost)
+                other.send(peers)

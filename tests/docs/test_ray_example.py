@@ -1,0 +1,50 @@
+"""The two-node example says what the package understands."""
+
+import tomllib
+from pathlib import Path
+
+import yaml
+
+from stepserve.cli.main import _parser
+from stepserve.cli.serve import configuration, read_toml
+from stepserve.core.config import ServeConfig, from_table
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/ray-two-nodes"
+
+
+def manifests():
+    return {m["kind"]: m for m in yaml.safe_load_all((EXAMPLE / "kuberay.yaml").read_text())}
+
+
+def cpus(pod):
+    return sum(int(c["resources"]["requests"]["cpu"]) for c in pod["spec"]["containers"])
+
+
+def test_the_layout_is_a_configuration():
+    config = from_table(ServeConfig, read_toml(EXAMPLE / "serve.toml"))
+    assert config.cluster == "ray://auto"
+    assert config.instances * config.threads_per_instance == 2 * 4
+
+
+def test_the_manifest_starts_as_many_instances_as_its_nodes_hold():
+    found = manifests()
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    _, *arguments = container["command"]
+    config = configuration(_parser("serve").parse_args(arguments))
+    (group,) = found["RayCluster"]["spec"]["workerGroupSpecs"]
+    room = group["replicas"] * (cpus(group["template"]) // config.threads_per_instance)
+    assert config.instances == room
+    name = found["RayCluster"]["metadata"]["name"]
+    assert config.cluster == f"ray://{name}-head-svc:10001"
+    assert container["ports"][0]["containerPort"] == config.port
+
+
+def test_every_ray_is_the_one_that_is_pinned():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    (pin,) = extras["ray"]
+    version = pin.partition("==")[2]
+    assert manifests()["RayCluster"]["spec"]["rayVersion"] == version
+    assert f"FROM rayproject/ray:{version}-" in (EXAMPLE / "Dockerfile").read_text()

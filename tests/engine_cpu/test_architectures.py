@@ -1,0 +1,232 @@
+"""Every architecture against what its public code computes, written once more and slowly."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from stepserve.core.errors import FieldError
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload
+from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
+from stepserve.engine.architectures import ARCHITECTURES
+from stepserve.engine.causal import AutoregressiveExecutor
+from stepserve.engine.causal_offline import generate
+from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.loader import load_model
+from stepserve.engine.offline import denoise
+from stepserve.engine.profiling import measure
+from support.checkpoints import CONFIGS, EOS, MASK, PAD, VOCAB, write
+from support.slow_models import logits
+
+BLOCKS = {"LLaDA2MoeModelLM": 32, "SDARForCausalLM": 4, "Fast_dLLM_QwenForCausalLM": 8}
+SHIFTED = ("DreamModel", "Fast_dLLM_QwenForCausalLM")
+
+
+def mask_of(architecture, block=None):
+    """Which key a query sees, by the published code."""
+    if ARCHITECTURES[architecture].family is Family.AUTOREGRESSIVE:
+        return lambda query, key: key <= query
+    block = block or BLOCKS.get(architecture)
+    if block is None:
+        return lambda query, key: True
+    return lambda query, key: key // block <= query // block
+
+
+def dense(seen):
+    """``Attend`` over one whole sequence, with a mask."""
+
+    def attend(layer, q, k, v):
+        repeat = q.shape[1] // k.shape[1]
+        keys, values = (x.repeat_interleave(repeat, dim=1) for x in (k, v))
+        hidden = torch.tensor([[not seen(a, b) for b in range(len(q))] for a in range(len(q))])
+        scores = torch.einsum("qhd,khd->hqk", q, keys) / q.shape[-1] ** 0.5
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+    return attend
+
+
+def drawn(count, seed):
+    chance = random.Random(seed)
+    return tuple(chance.randrange(3, VOCAB) for _ in range(count))
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_logits_are_those_of_the_slow_reference(tmp_path, architecture):
+    config, tensors = write(tmp_path, architecture)
+    ids, seen = drawn(41, seed=3), mask_of(architecture)
+    expected = logits(config, tensors, ids, seen)
+    model = load_model(tmp_path).model
+    found = model.logits(model.hidden(torch.tensor(ids), torch.arange(len(ids)), dense(seen)))
+    assert np.abs(found.numpy() - expected).max() < 2e-4 * np.abs(expected).max()
+    assert expected.std() > 0.5, "logits that differ"
+
+
+def test_every_architecture_has_a_checkpoint_here():
+    assert set(ARCHITECTURES) - set(CONFIGS) == {"LLaDAMoEModel"}, "another name of LLaDAMoEModelLM"
+
+
+@pytest.mark.parametrize(
+    "architecture", [a for a in CONFIGS if ARCHITECTURES[a].family is Family.AUTOREGRESSIVE]
+)
+def test_a_causal_model_generates_what_the_slow_reference_does(tmp_path, architecture):
+    config, tensors = write(tmp_path, architecture, seed=1)
+    executor = AutoregressiveExecutor(load_model(tmp_path), page_tokens=4, page_capacity=100)
+    rows = []
+    for count in (1, 6, 13):
+        request = Request(
+            RequestId(str(count)), Family.AUTOREGRESSIVE, "tiny", count, 5, arrival_s=0.0
+        )
+        rows.append((request, Payload(drawn(count, seed=count))))
+    results = generate(executor, rows)
+    for request, payload in rows:
+        ids = list(payload.prompt_ids)
+        for token in results[request.id].token_ids:
+            row = logits(config, tensors, ids, mask_of(architecture))[-1]
+            assert token == row.argmax()
+            ids.append(token)
+
+
+def slow_denoising(architecture, config, tensors, prompt, limit, block, threshold):
+    """Tokens and steps of the published sampler of block diffusion: no pages, no cache.
+
+    As ``generate.py`` of JetAstra/SDAR with ``low_confidence_dynamic`` and one token at least:
+    blocks are counted from position 0, and one that is complete is never changed again.
+    """
+    seen = mask_of(architecture, block)
+    end = -(-(len(prompt) + limit) // block) * block
+    ids, steps = [*prompt, *[MASK] * (end - len(prompt))], 0
+    for start in range(len(prompt) // block * block, end, block):
+        own = range(max(start, len(prompt)), min(start + block, len(prompt) + limit))
+        while any(ids[p] == MASK for p in own):
+            table = logits(config, tensors, ids[: start + block], seen)
+            steps += 1
+            guesses = {}
+            ends = [p for p in own if ids[p] == EOS]
+            for p in own:
+                if ids[p] == MASK and p < min(ends, default=end):
+                    row = table[p - (architecture in SHIFTED)].copy()
+                    row[[MASK, PAD]] = -np.inf
+                    chances = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+                    guesses[p] = (chances.max(), int(chances.argmax()))
+            chosen = [p for p, (chance, _) in guesses.items() if chance > threshold]
+            for p in chosen or [max(guesses, key=lambda p: guesses[p][0])]:
+                ids[p] = guesses[p][1]
+            output = ids[len(prompt) : len(prompt) + limit]
+            if EOS in output and MASK not in output[: output.index(EOS)]:
+                return output[: output.index(EOS) + 1], steps
+    return ids[len(prompt) : len(prompt) + limit], steps
+
+
+@pytest.mark.parametrize("architecture", BLOCKS)
+def test_a_block_causal_model_denoises_as_the_published_sampler(tmp_path, architecture):
+    """Exactly, though a finished block is executed once more and never again."""
+    size = {"LLaDA2MoeModelLM": {"block_size": 8}}.get(architecture, {})
+    config, tensors = write(tmp_path, architecture, seed=5, **size)
+    loaded = load_model(tmp_path)
+    block = loaded.default_block_length
+    assert loaded.block_lengths == (block,)
+    executor = DiffusionExecutor(loaded, page_tokens=4, page_capacity=100)
+    rows = []
+    for index, (count, limit) in enumerate([(1, 9), (block, 2 * block), (11, 13), (16, 3)]):
+        options = DiffusionOptions(block_tokens=block, cache_mode=CacheMode.BLOCK)
+        request = Request(
+            RequestId(str(index)), Family.DIFFUSION, "tiny", count, limit, 0.0, diffusion=options
+        )
+        rows.append((request, Payload(drawn(count, seed=index))))
+    together = denoise(executor, rows, 0.3)
+    assert executor.used_pages == 0
+    tokens_per_step = [len(result.token_ids) / result.steps for result in together.values()]
+    assert 1.0 < max(tokens_per_step) < block, "neither one by one nor all at once"
+    for request, payload in rows:
+        tokens, steps = slow_denoising(
+            architecture,
+            config,
+            tensors,
+            payload.prompt_ids,
+            request.max_output_tokens,
+            block,
+            0.3,
+        )
+        found = together[request.id]
+        assert (found.token_ids, found.steps, found.error) == (tokens, steps, None)
+        assert found.recomputes == 1
+        alone = denoise(executor, [(request, payload)], 0.3)[request.id]
+        assert (alone.token_ids, alone.steps) == (tokens, steps)
+
+
+def config_of(folder, **files):
+    """The loaded config of a checkpoint with more JSON files, given by their stems."""
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return load_model(folder).config
+
+
+def test_the_mask_and_what_ends_a_text_come_from_wherever_the_checkpoint_has_them(tmp_path):
+    write(tmp_path, "SDARForCausalLM", mask_token_id=None, eos_token_id=None)
+    added = {"7": {"content": "<|im_end|>"}, "5": {"content": "<|MASK|>"}}
+    tokenizer = {"added_tokens_decoder": added, "eos_token": {"content": "<|im_end|>"}}
+    config = config_of(tmp_path, tokenizer_config=tokenizer)
+    assert (config.mask_token_id, config.eos_token_ids) == (5, (7,)), "by their names"
+    generation = {"eos_token_id": [9, 7], "mask_token_id": 6}
+    config = config_of(tmp_path, generation_config=generation)
+    assert (config.mask_token_id, config.eos_token_ids) == (6, (9, 7))
+    write(tmp_path, "SDARForCausalLM", eos_token_id=EOS)
+    config = config_of(tmp_path)
+    assert (config.mask_token_id, config.eos_token_ids) == (MASK, (9, 7)), "generation outranks"
+
+
+def test_no_mask_token_is_said(tmp_path):
+    write(tmp_path, "LLaDA2MoeModelLM")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(FieldError, match="no mask token"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("SDARForCausalLM", "use_sliding_window", True),
+        ("LLaDA2MoeModelLM", "use_bias", True),
+        ("LLaDA2MoeModelLM", "score_function", "softmax"),
+        ("LLaDAMoEModelLM", "moe_router_enable_expert_bias", True),
+        ("Qwen3ForCausalLM", "attention_bias", True),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(tmp_path, architecture, key, value):
+    write(tmp_path, architecture, **{key: value})
+    with pytest.raises(FieldError, match=f"{key} = .* is not supported"):
+        load_model(tmp_path)
+
+
+def test_a_fused_projection_must_have_the_right_size(tmp_path):
+    write(tmp_path, "LLaDA2MoeModelLM")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
+    with pytest.raises(FieldError, match="query_key_value"):
+        load_model(tmp_path)
+
+
+def test_blocks_are_the_models_own(tmp_path):
+    write(tmp_path, "SDARForCausalLM")
+    executor = DiffusionExecutor(load_model(tmp_path))
+    payload = Payload(drawn(4, seed=0))
+
+    def add(**options):
+        given = DiffusionOptions(**options)
+        request = Request(RequestId("r"), Family.DIFFUSION, "tiny", 4, 4, 0.0, diffusion=given)
+        executor.add(request, payload, Progress(), {})
+
+    with pytest.raises(FieldError, match=r"dlm\.cache: dual .* a block-causal model"):
+        add(block_tokens=4)
+    with pytest.raises(FieldError, match=r"dlm\.block_length: is 4"):
+        add(block_tokens=8, cache_mode=CacheMode.BLOCK)
+
+
+def test_a_block_causal_model_is_profiled_with_its_own_steps(tmp_path):
+    write(tmp_path, "SDARForCausalLM")
+    executor = DiffusionExecutor(load_model(tmp_path))
+    assert {4, 128, 128 * 32} <= set(measure(executor, 4, repeats=1))
