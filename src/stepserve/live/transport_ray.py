@@ -69,20 +69,22 @@ class RayCluster:
         return self
 
     def _connect(self) -> None:
-        if not self._address:
-            ray.init(
-                address="local",
-                num_cpus=cores_per_instance(self.config) * self.config.instances,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _system_config={"worker_niceness": 0},  # Ray's 15 would starve the instances
-            )
-            return
-        address = "auto" if self._address == "auto" else f"ray://{self._address}"
+        if self._address:
+            found = self._address if self._address == "auto" else f"ray://{self._address}"
+            options: dict[str, Any] = {"address": found}
+        else:
+            options = {
+                "address": "local",
+                "num_cpus": cores_per_instance(self.config) * self.config.instances,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_system_config": {"worker_niceness": 0},  # Ray's 15 would starve the instances
+            }
         try:
-            ray.init(address=address)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise FieldError("cluster", f"no Ray cluster at {self._address}: {error}") from error
+            ray.init(**options)
+        except Exception as error:  # Ray raises anything here, plain Exceptions among them
+            ray.shutdown()
+            raise FieldError("cluster", f"no Ray at {options['address']}: {error}") from error
 
     def _fitted(self) -> ServeConfig:
         """The configuration with the CPU threads that instances get on the nodes there are."""
