@@ -5,7 +5,8 @@ so many requests always under way (throughput, in tokens per second), and *open*
 below that (time to the first token). Every round does both with both; ratios and differences
 are of the same round, and their median over rounds is what to look at. On a machine that others
 use, too, the CPU time for each token says more: of this process, and with Ray of all that it
-started. Besides, what a message costs: seconds of CPU of both ends, by a call of a Ray actor and by ``live/wire.py``.
+started. Besides, what a message costs: seconds of CPU of both ends, by a call of a Ray actor and
+by ``live/wire.py``.
 
     python benchmarks/transport.py [--rounds 3] [--requests 48]
 """
@@ -140,13 +141,13 @@ async def compare(rounds, requests):
                 ratios.append(speeds[there] / speeds[here])
                 costs.append(found[there][1] / found[here][1])
                 later_s.append(firsts[there] - firsts[here])
-                print(
-                    f"round {number}: {speeds[here]:.0f} tokens/s here, {speeds[there]:.0f} on Ray"
-                    f" ({ratios[-1]:.2f}); CPU of a token {1e3 * found[here][1]:.2f} ms here,"
-                    f" {1e3 * found[there][1]:.2f} ms on Ray ({costs[-1]:.2f}); first token {1e3 * firsts[here]:.1f} ms here,"
-                    f" {1e3 * firsts[there]:.1f} ms on Ray ({1e3 * later_s[-1]:+.1f})",
-                    flush=True,
-                )
+                print(f"round {number}, here / on Ray:")
+                for frontend in both:
+                    print(
+                        f"  {speeds[frontend]:.0f} tokens/s, {1e3 * found[frontend][1]:.2f} ms of"
+                        f" CPU a token, first token after {1e3 * firsts[frontend]:.1f} ms",
+                        flush=True,
+                    )
         print_message_costs()
     ratio, later = statistics.median(ratios), statistics.median(later_s)
     print(f"throughput on Ray / here: {ratio:.3f} (at least {LEAST_THROUGHPUT} wanted)")
