@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 << 20
 """The least that Ray takes, nearly: nothing is kept in it."""
 
+START_S = 120.0
+"""How long room for an actor, and then its process, may take to come."""
+
 PLACED_S = 1
 """How often a start that waits for room looks whether it was given up: Ray wants an integer."""
 
@@ -155,7 +158,7 @@ class InstanceActor:
         )
         self._wait_for(group, needs)
         actor = self._held(lambda: self._start(group, needs), ray.kill)
-        door: Door = ray.get(actor.door.remote(), timeout=config.hang_s)
+        door: Door = ray.get(actor.door.remote(), timeout=START_S)
         actor.run.remote().future().add_done_callback(self._note_end)
         return knock(door)
 
@@ -169,7 +172,7 @@ class InstanceActor:
         return made
 
     def _wait_for(self, group: Any, needs: dict[str, float]) -> None:
-        for _ in range(math.ceil(self._recipe.config.hang_s / PLACED_S)):
+        for _ in range(math.ceil(START_S / PLACED_S)):
             if group.wait(PLACED_S):
                 return
             if self._killed:
