@@ -3,8 +3,10 @@
 Two instances on one thread each serve problems of the bundled model twice over: *closed*, with
 so many requests always under way (throughput, in tokens per second), and *open*, at a rate well
 below that (time to the first token). Every round does both with both; ratios and differences
-are of the same round, and their median over rounds is what to look at. Besides, what a message
-costs: seconds of CPU of both ends, by a call of a Ray actor and by ``live/wire.py``.
+are of the same round, and their median over rounds is what to look at. On a machine that others
+use, too, the CPU time for each token says more: of this process, and with Ray of all that it
+started. Besides, what a message costs: seconds of CPU of both ends, by a call of a Ray actor and
+by ``live/wire.py``.
 
     python benchmarks/transport.py [--rounds 3] [--requests 48]
 """
@@ -13,12 +15,14 @@ import argparse
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import random
 import resource
 import statistics
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import ray
 
@@ -75,9 +79,10 @@ async def serve(frontend, ids, name):
     return first_s, tokens
 
 
-async def closed(frontend, prompts):
-    """Tokens per second with ``CONCURRENT`` requests under way."""
+async def closed(frontend, prompts, tree):
+    """Tokens per second with ``CONCURRENT`` requests under way, and CPU seconds for each token."""
     left, served, began_s = iter(enumerate(prompts)), 0, time.perf_counter()
+    used_s = cpu_s(tree)
 
     async def worker():
         nonlocal served
@@ -85,7 +90,7 @@ async def closed(frontend, prompts):
             served += (await serve(frontend, ids, f"closed-{index}"))[1]
 
     await asyncio.gather(*(worker() for _ in range(CONCURRENT)))
-    return served / (time.perf_counter() - began_s)
+    return served / (time.perf_counter() - began_s), (cpu_s(tree) - used_s) / served
 
 
 async def opened(frontend, prompts, rate_per_s, seed):
@@ -95,6 +100,20 @@ async def opened(frontend, prompts, rate_per_s, seed):
         jobs.append(asyncio.ensure_future(serve(frontend, ids, f"open-{index}")))
         await asyncio.sleep(chance.expovariate(rate_per_s))
     return statistics.median(first_s for first_s, _ in await asyncio.gather(*jobs))
+
+
+def cpu_s(tree):
+    """CPU seconds that this process has used; ``tree``: and all that descend from it."""
+    used, parents = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid], used[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    ours = {os.getpid()}
+    while tree and (more := {pid for pid, parent in parents.items() if parent in ours} - ours):
+        ours |= more
+    return sum(used[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 async def compare(rounds, requests):
@@ -111,24 +130,28 @@ async def compare(rounds, requests):
         async with local as here, remote as there:
             both = (here, there)
             for frontend in both:  # caches, and the first corrections of the step times
-                fastest = await closed(frontend, prompts[: 2 * CONCURRENT])
-            ratios, later_s = [], []
+                fastest, _ = await closed(frontend, prompts[: 2 * CONCURRENT], False)
+            ratios, costs, later_s = [], [], []
             for number in range(rounds):
                 order = both if number % 2 else both[::-1]
-                speeds = {frontend: await closed(frontend, prompts) for frontend in order}
+                found = {f: await closed(f, prompts, f is there) for f in order}
+                speeds = {frontend: speed for frontend, (speed, _) in found.items()}
                 rate = 0.4 * fastest / TOKENS
                 firsts = {f: await opened(f, prompts, rate, number) for f in order}
                 ratios.append(speeds[there] / speeds[here])
+                costs.append(found[there][1] / found[here][1])
                 later_s.append(firsts[there] - firsts[here])
-                print(
-                    f"round {number}: {speeds[here]:.0f} tokens/s here, {speeds[there]:.0f} on Ray"
-                    f" ({ratios[-1]:.2f}); first token {1e3 * firsts[here]:.1f} ms here,"
-                    f" {1e3 * firsts[there]:.1f} ms on Ray ({1e3 * later_s[-1]:+.1f})",
-                    flush=True,
-                )
+                print(f"round {number}, here / on Ray:")
+                for frontend in both:
+                    print(
+                        f"  {speeds[frontend]:.0f} tokens/s, {1e3 * found[frontend][1]:.2f} ms of"
+                        f" CPU a token, first token after {1e3 * firsts[frontend]:.1f} ms",
+                        flush=True,
+                    )
         print_message_costs()
     ratio, later = statistics.median(ratios), statistics.median(later_s)
     print(f"throughput on Ray / here: {ratio:.3f} (at least {LEAST_THROUGHPUT} wanted)")
+    print(f"CPU of a token on Ray / here: {statistics.median(costs):.3f}")
     print(f"first token later by: {1e3 * later:.1f} ms (at most {1e3 * MOST_LATER_S:.0f} wanted)")
 
 

@@ -124,11 +124,12 @@ class Hosts:
         self._hosts[instance].kill()
 
     def close(self) -> None:
-        """See ``Transport.close``. An instance that hangs is left behind."""
+        """See ``Transport.close``. One that hangs is killed, or left behind where it cannot be."""
         self._closed = True
         hosts = list(self._hosts.values())
         for host in hosts:
             host.retire(announce=False)
         for host in hosts:
             host.join(self._hang_s)
+            host.kill()
         self._hosts.clear()

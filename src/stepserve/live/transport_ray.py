@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 << 20
 """The least that Ray takes, nearly: nothing is kept in it."""
 
+START_S = 120.0
+"""How long room for an actor, and then its process, may take to come."""
+
 PLACED_S = 1
 """How often a start that waits for room looks whether it was given up: Ray wants an integer."""
 
@@ -69,20 +72,22 @@ class RayCluster:
         return self
 
     def _connect(self) -> None:
-        if not self._address:
-            ray.init(
-                address="local",
-                num_cpus=cores_per_instance(self.config) * self.config.instances,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _system_config={"worker_niceness": 0},  # Ray's 15 would starve the instances
-            )
-            return
-        address = "auto" if self._address == "auto" else f"ray://{self._address}"
+        if self._address:
+            found = self._address if self._address == "auto" else f"ray://{self._address}"
+            options: dict[str, Any] = {"address": found}
+        else:
+            options = {
+                "address": "local",
+                "num_cpus": cores_per_instance(self.config) * self.config.instances,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_system_config": {"worker_niceness": 0},  # Ray's 15 would starve the instances
+            }
         try:
-            ray.init(address=address)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise FieldError("cluster", f"no Ray cluster at {self._address}: {error}") from error
+            ray.init(**options)
+        except Exception as error:  # Ray raises anything here, plain Exceptions among them
+            ray.shutdown()
+            raise FieldError("cluster", f"no Ray at {options['address']}: {error}") from error
 
     def _fitted(self) -> ServeConfig:
         """The configuration with the CPU threads that instances get on the nodes there are."""
@@ -153,7 +158,7 @@ class InstanceActor:
         )
         self._wait_for(group, needs)
         actor = self._held(lambda: self._start(group, needs), ray.kill)
-        door: Door = ray.get(actor.door.remote(), timeout=config.hang_s)
+        door: Door = ray.get(actor.door.remote(), timeout=START_S)
         actor.run.remote().future().add_done_callback(self._note_end)
         return knock(door)
 
@@ -167,7 +172,7 @@ class InstanceActor:
         return made
 
     def _wait_for(self, group: Any, needs: dict[str, float]) -> None:
-        for _ in range(math.ceil(self._recipe.config.hang_s / PLACED_S)):
+        for _ in range(math.ceil(START_S / PLACED_S)):
             if group.wait(PLACED_S):
                 return
             if self._killed:
