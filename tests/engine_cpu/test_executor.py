@@ -150,7 +150,8 @@ def test_a_step_of_a_finished_row_reports_the_end_again(scripted, make, executor
 @pytest.mark.parametrize("place", [1, 3])
 @pytest.mark.parametrize("cache", CacheMode)
 def test_a_row_of_nans_fails_alone(tiny, make, executor, cache, place):
-    loaded = tiny(seed=4)
+    block_causal = cache is CacheMode.BLOCK
+    loaded = tiny(seed=4, attention_block=8 if block_causal else None)
     poison = 39
     rows = [
         (request, Payload(tuple(min(t, 38) for t in payload.prompt_ids), payload.sampling))
@@ -163,7 +164,8 @@ def test_a_row_of_nans_fails_alone(tiny, make, executor, cache, place):
     loaded.model.embed.weight[poison] = float("nan")
     request, payload = make("bad", prompt=9, cache=cache)
     bad = request, Payload((poison, *payload.prompt_ids[1:]), payload.sampling)
-    engine = executor(loaded, page_capacity=28)  # all pages are in use
+    pages = 32 if block_causal else 28  # all are in use; blocks from position 0 end later
+    engine = executor(loaded, page_capacity=pages)
     results = denoise(engine, [*rows[:place], bad, *rows[place:]], 0.6)
     assert results["bad"].error == "logits are not finite"
     assert results["bad"].finished is FinishReason.ERROR
@@ -276,7 +278,8 @@ def test_dtype_of_the_model_is_the_dtype_of_its_pages(tiny, make, executor):
         16,
         loaded.suppressed_token_ids,
     )
-    rows = [make(f"{cache}", cache=cache, prompt=3 + i) for i, cache in enumerate(CacheMode)]
+    modes = (CacheMode.NONE, CacheMode.PREFIX, CacheMode.DUAL)
+    rows = [make(f"{cache}", cache=cache, prompt=3 + i) for i, cache in enumerate(modes)]
     engine = executor(half)
     assert engine._pool.kv.dtype is torch.bfloat16
     assert engine._pool.kv.device == half.model.embed.weight.device

@@ -48,7 +48,7 @@ actions = st.lists(
             st.just("add"),
             st.integers(1, 20),
             st.integers(1, 20),
-            st.sampled_from(list(CacheMode)),
+            st.sampled_from([CacheMode.NONE, CacheMode.PREFIX, CacheMode.DUAL]),
         ),
         st.tuples(st.just("step"), st.floats(0.3, 0.9), st.integers(1, 7)),
         st.tuples(st.just("abort"), st.integers(0, 100)),
