@@ -391,3 +391,15 @@ def test_a_killed_receiver_leaves_no_segment():
     assert child.returncode == -9
     assert name.strip().startswith(b"stepserve-")
     assert not list(Path("/dev/shm").glob(f"{name.decode().strip()}*"))
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, kept = (Path(f"/dev/shm/stepserve-{pid}-0-0") for pid in (gone.pid, os.getpid()))
+    for path in (left, kept):
+        path.touch()
+    SharedMemory().register()
+    assert not left.exists()
+    assert kept.exists()
+    kept.unlink()

@@ -17,6 +17,7 @@ from collections import deque
 from functools import partial
 from hashlib import blake2s
 from multiprocessing import shared_memory
+from pathlib import Path
 
 from torch import Tensor
 
@@ -109,7 +110,7 @@ class SharedMemory(KvTransport):
     """Between processes of one machine: a ring of bytes per hand-over.
 
     The receiver makes it and removes it; if its process is killed, Python's resource tracker
-    does. Senders map its file (Linux), as a second ``SharedMemory`` object would take the ring
+    does, or, if that is killed with it, the next one to ``register``. Senders map its file (Linux), as a second ``SharedMemory`` object would take the ring
     for its own before Python 3.13 and remove it with the sender's process.
     """
 
@@ -121,7 +122,10 @@ class SharedMemory(KvTransport):
         self._outgoing: dict[Key, tuple[mmap.mmap, Ring, Outbox]] = {}
 
     def register(self) -> str:
-        """The address begins the names of the rings."""
+        """The address begins the names of the rings. Removes rings of processes that are gone."""
+        for path in Path("/dev/shm").glob("stepserve-*-*-*"):
+            if not Path(f"/proc/{path.name.split('-')[1]}").exists():
+                path.unlink(missing_ok=True)
         self._address = f"stepserve-{os.getpid()}-{secrets.token_hex(4)}"
         return self._address
 
