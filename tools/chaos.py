@@ -63,6 +63,7 @@ def main() -> int:
             chaos = asyncio.run(serve(family, Path(folder), args))
         ends = ("whole", "cancelled", "failed", "refused", "hangs")
         told = chaos.counts["asked"] - sum(chaos.counts[end] for end in ends)
+        wrong += chaos.counts["failed"] > 0.01 * chaos.counts["asked"]
         wrong += len(chaos.wrong) + told + chaos.counts["hangs"]
         print(f"{family}: {time.monotonic() - began_s:.0f} s, {json.dumps(chaos.counts)}")
         print(f"longest pause of a request {chaos.paused_s:.2f} s; wrong: {chaos.wrong or 'none'}")

@@ -2,6 +2,7 @@
 
 import argparse
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -25,10 +26,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Change what is asked for, print the state."""
     with httpx.Client(base_url=args.url, timeout=30.0) as client:
-        if args.layout:
+        if args.layout is not None:
             reply = _ask(client, "PUT", "/cluster/layout", {"layout": degrees(args.layout)})
-        elif args.drain:
-            reply = _ask(client, "POST", f"/cluster/instances/{args.drain}/drain")
+        elif args.drain is not None:
+            name = quote(args.drain, safe="")
+            reply = _ask(client, "POST", f"/cluster/instances/{name}/drain")
         else:
             reply = _ask(client, "GET", "/cluster")
     print("\n".join(lines(reply)))
@@ -63,9 +65,14 @@ def _ask(
         reply = client.request(method, path, json=body)
     except httpx.HTTPError as error:
         raise StepserveError(f"{client.base_url} cannot be reached: {error}") from error
-    if reply.status_code == 404 and "instance" not in reply.text:
+    try:
+        state: dict[str, Any] = reply.json()
+        told = state.get("error")
+        known = told is not None or "instances" in state
+    except (ValueError, AttributeError):
+        known, told = False, None
+    if not known or (told is not None and told["param"] is None and reply.status_code == 404):
         raise StepserveError(f"{client.base_url} has no /cluster: serve with --operator-api")
-    if reply.is_error:
-        raise StepserveError(reply.json()["error"]["message"])
-    state: dict[str, Any] = reply.json()
+    if told is not None:
+        raise StepserveError(told["message"])
     return state

@@ -117,12 +117,16 @@ class Reconfiguration:
         return [SolvePlan(problem, f"{rate:.2f} requests/s to plan for, headroom included")]
 
     def take(self, plan: ClusterPlan, ledger: Ledger) -> list[GlobalAction]:
-        """Begin to carry a plan out. A plan made for a layout that is gone is dropped."""
+        """Begin to carry a plan out.
+
+        One is dropped that was made for a layout that is gone, or comes while another is carried
+        out (the operator's, say).
+        """
         present = _present(ledger)
         planned_for, self._asked = self._asked or present, None
         target = set(plan.slots)
         known = present == planned_for and all(slot.node in self._gpus for slot in target)
-        if not known or self._rebuilding or set(present) == target:
+        if not known or self.under_way or self._rebuilding or set(present) == target:
             return []
         specs = [self._spec(slot) for slot in plan.slots]
         if not all(ledger.fits_one_of(t.request, specs) for t in ledger.requests.values()):

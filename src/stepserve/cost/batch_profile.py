@@ -16,7 +16,6 @@ from stepserve.cost.roofline import Roofline
 _RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e11}
 """To begin the fit with; it leaves one of them if no batch was bound by it."""
 
-ADDED = "; and "
 _ANYWHERE = InstanceSpec(InstanceId("profiled"), 1, 1, 1, 1)
 
 
@@ -24,12 +23,13 @@ _ANYWHERE = InstanceSpec(InstanceId("profiled"), 1, 1, 1, 1)
 class BatchProfile:
     """``steps``: batches and their seconds, measured as ``source`` says; ``line`` fits them.
 
-    Of an instance of tensor-parallel degree 1.
+    ``learned``: what was measured later, while serving. Of an instance of tensor-parallel degree 1.
     """
 
     line: Roofline
     steps: tuple[tuple[Mix, float], ...]
     source: str
+    learned: tuple[tuple[Mix, float], ...] = ()
 
     @classmethod
     def fitted(
@@ -50,20 +50,15 @@ class BatchProfile:
         shape = Roofline(parameters, layers, hidden, kv_bytes_per_token, weight_bytes, **_RATES)
         return cls(shape.fitted(steps), tuple(steps), source)
 
-    def extended(self, steps: Sequence[tuple[Mix, float]]) -> "BatchProfile":
-        """With ``steps`` measured later: an earlier batch just like one of them is left out."""
-        if not steps:
-            return self
-        later = dict(steps)
-        kept = [(mix, seconds) for mix, seconds in self.steps if mix not in later]
-        source = self.source.partition(ADDED)[0] + f"{ADDED}batches while serving: {len(later)}"
-        every = (*kept, *later.items())
-        return BatchProfile(self.line.fitted(every), every, source)
+    def extended(self, learned: Sequence[tuple[Mix, float]]) -> "BatchProfile":
+        """With what was measured while serving, in place of what was learned before."""
+        line = self.line.fitted((*self.steps, *learned))
+        return dataclasses.replace(self, line=line, learned=tuple(learned))
 
     def table(self) -> BatchTable:
         """A table that has learned the measured batches and nothing else."""
         table = BatchTable({1: self.line})
-        for mix, seconds in self.steps:
+        for mix, seconds in (*self.steps, *self.learned):
             rows = mix.decodes + (mix.prefill_tokens > 0)
             table.observe(mix.prefill_tokens + mix.decodes, rows, _ANYWHERE, seconds, mix)
         return table
@@ -74,15 +69,19 @@ class BatchProfile:
             "source": self.source,
             "line": dataclasses.asdict(self.line),
             "steps": [[*mix, seconds] for mix, seconds in self.steps],
+            "learned": [[*mix, seconds] for mix, seconds in self.learned],
         }
         path.write_text(json.dumps(table, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> "BatchProfile":
-        """Read what ``save`` wrote. Raises FieldError (``profile``) for a file of another kind."""
+    def load(cls, path: Path, field: str = "profile") -> "BatchProfile":
+        """Read what ``save`` wrote. Raises FieldError (``field``) for a file of another kind."""
         try:
             table = json.loads(path.read_text())
-            steps = tuple((Mix(*map(int, mix)), float(s)) for *mix, s in table["steps"])
-            return cls(Roofline(**table["line"]), steps, table["source"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise FieldError("profile", f"{path} is no batch profile: {error!r}") from error
+            steps, learned = (
+                tuple((Mix(*map(int, mix)), float(s)) for *mix, s in rows)
+                for rows in (table["steps"], table.get("learned", ()))
+            )
+            return cls(Roofline(**table["line"]), steps, table["source"], learned)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FieldError(field, f"{path} is no batch profile: {error!r}") from error

@@ -106,8 +106,9 @@ class Cluster:
         try:
             await self.frontend.stop()
         finally:
-            for log in self.logs:
-                log.close()
+            with contextlib.ExitStack() as stack:  # each, whatever the others do
+                for log in reversed(self.logs):
+                    stack.callback(log.close)
 
 
 def build_cluster(

@@ -218,7 +218,7 @@ def _batches(config: ServeConfig, loaded: LoadedModel) -> BatchProfile:
         if next(loaded.model.parameters()).is_meta:
             raise FieldError("profile", "needed where instances live elsewhere: stepserve profile")
         return batch_profile(loaded, cores_per_instance(config))
-    profile = BatchProfile.load(path)
+    profile = BatchProfile.load(path, field)
     given, own = profile.line.weight_bytes, weight_bytes(loaded)
     if given != own:
         raise FieldError(field, f"{path} is of {given:.0f} bytes of weights; the model has {own}")
@@ -286,9 +286,10 @@ def tp_degrees(config: ServeConfig) -> tuple[int, ...]:
     where an instance cannot be given more threads.
     """
     control = config.control
-    if control.planner == "none" and not config.operator_api:
+    cpu = torch.device(config.device).type == "cpu"
+    if control.planner == "none" and not (config.operator_api and cpu):
         return (1,)
-    if torch.device(config.device).type != "cpu":
+    if not cpu:
         raise FieldError("control.planner", f"cannot split {config.device!r}; only cpu threads")
     degrees = tuple(degree for degree in control.tp_degrees if degree <= config.instances)
     if 1 not in degrees:

@@ -3,6 +3,7 @@
 from collections import deque
 from pathlib import Path
 
+from stepserve.core.errors import FieldError
 from stepserve.core.events import InstanceReported
 from stepserve.core.step import Mix
 from stepserve.cost.batch_profile import BatchProfile
@@ -17,7 +18,13 @@ class KeptBatches:
     """Listens to what instances report, and writes it with the profile that was started from."""
 
     def __init__(self, path: Path, profile: BatchProfile) -> None:
+        """Raises FieldError (``keep_profile``) for a path that cannot be written."""
         self._path, self._profile = path, profile
+        self._part = path.with_name(path.name + ".part")
+        try:
+            self._part.touch()
+        except OSError as error:
+            raise FieldError("keep_profile", f"{path} cannot be written: {error}") from error
         self._steps: deque[tuple[Mix, float]] = deque(maxlen=KEPT)
 
     def note(self, handled: Handled) -> None:
@@ -27,8 +34,6 @@ class KeptBatches:
             self._steps.append((event.mix, event.measured[2]))
 
     def close(self) -> None:
-        """Write the profile, if anything was measured."""
-        if self._steps:
-            whole = self._path.with_name(self._path.name + ".part")
-            self._profile.extended(list(self._steps)).save(whole)
-            whole.replace(self._path)
+        """Write the profile; as it was, if nothing was measured."""
+        self._profile.extended(self._steps or self._profile.learned).save(self._part)
+        self._part.replace(self._path)

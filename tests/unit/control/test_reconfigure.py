@@ -47,6 +47,19 @@ def test_a_plan_is_asked_for_once_a_period_on_what_arrived():
     assert isinstance(again, SolvePlan), "the same layout: nothing to do but to ask again"
 
 
+def test_a_plan_that_comes_while_another_is_carried_out_is_dropped():
+    """The operator's overtakes the planner's: that was made for a layout that is going."""
+    c = cluster()
+    c.now_s = 20.0
+    c.tell(plan(PAIR, SPECS[2], SPECS[3]))
+    assert not of(c.tell(plan(*SPECS)), Rebuild)
+    c.tell(InstanceStopped(SPECS[0]))
+    (start,) = of(c.tell(InstanceStopped(SPECS[1])), Rebuild)
+    c.tell(InstanceUp(start.spec))
+    assert not c.scheduler.reconfiguration.under_way
+    assert c.scheduler.reconfiguration.changes == 1
+
+
 def test_stages_run_one_after_another_and_a_start_waits_for_its_gpus():
     c = cluster()
     actions = c.tell(plan(PAIR, OTHER_PAIR))

@@ -31,16 +31,15 @@ def test_what_is_written_is_read_again(tmp_path):
     assert seconds(again, STEPS[0][0]) == seconds(profile(), STEPS[0][0])
 
 
-def test_batches_measured_later_replace_those_just_like_them_and_move_the_table():
+def test_batches_measured_later_move_the_table_and_give_way_to_still_later_ones(tmp_path):
     mix = STEPS[2][0]
-    slower = [(mix, 0.08)] * 3 + [(Mix(0, 0, 30, 7000), 0.08)]
-    later = profile().extended(slower)
-    assert len(later.steps) == len(STEPS) + 1
-    assert dict(later.steps)[mix] == 0.08
+    later = profile().extended([(mix, 0.08)] * 30)
+    assert later.steps == profile().steps
     assert seconds(later, mix) > 1.5 * seconds(profile(), mix)
-    assert later.source == "made up; and batches while serving: 2"
-    again = later.extended(slower[:1])
-    assert again.source == "made up; and batches while serving: 1", "told once, however often kept"
+    later.save(tmp_path / "p.json")
+    assert BatchProfile.load(tmp_path / "p.json") == later
+    again = later.extended([(mix, 0.03)])
+    assert len(again.learned) == 1, "however often a server was started"
     assert profile().extended([]) == profile()
 
 
