@@ -194,12 +194,35 @@ def test_no_mask_token_is_said(tmp_path):
         ("LLaDA2MoeModelLM", "score_function", "softmax"),
         ("LLaDAMoEModelLM", "moe_router_enable_expert_bias", True),
         ("Qwen3ForCausalLM", "attention_bias", True),
+        ("SDARForCausalLM", "block_size", 0),
+        ("Fast_dLLM_QwenForCausalLM", "bd_size", "8"),
+        ("LLaDA2MoeModelLM", "n_group", 3),
+        ("LLaDA2MoeModelLM", "n_group", 8),
+        ("LLaDA2MoeModelLM", "topk_group", 5),
+        ("LLaDA2MoeModelLM", "num_experts_per_tok", 5),
+        ("LLaDAMoEModelLM", "num_experts_per_tok", 9),
+        ("SDARForCausalLM", "eos_token_id", [2, 9999]),
+        ("LLaDAModelLM", "eos_token_id", True),
     ],
 )
 def test_what_would_compute_something_else_is_refused(tmp_path, architecture, key, value):
     write(tmp_path, architecture, **{key: value})
     with pytest.raises(FieldError, match=f"{key} = .* is not supported"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "size"),
+    [
+        ("SDARForCausalLM", "block_size", 4),
+        ("Fast_dLLM_QwenForCausalLM", "bd_size", 32),
+        ("LLaDA2MoeModelLM", "block_size", 32),
+    ],
+)
+def test_a_size_of_null_is_the_published_one(tmp_path, architecture, key, size):
+    """Not none at all: that would be another attention mask."""
+    write(tmp_path, architecture, **{key: None})
+    assert load_model(tmp_path).config.attention_block == size
 
 
 def test_a_fused_projection_must_have_the_right_size(tmp_path):

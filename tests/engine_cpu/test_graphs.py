@@ -70,7 +70,7 @@ def test_a_row_of_nans_fails_alone(shape):
     first, payload = rows[0]
     request = replace(first, id="bad", prompt_tokens=100)
     bad = request, Payload((poison,) * 100, payload.sampling)
-    pages = sum(-(-(r.prompt_tokens + r.max_output_tokens) // 4) for r, _ in [*rows, bad])
+    pages = sum(2 * -(-(r.prompt_tokens + r.max_output_tokens) // 8) for r, _ in [*rows, bad])
     engine = executor(loaded, "on", page_capacity=pages)
     results = run(engine, [rows[0], bad, *rows[1:]])
     assert results.pop("bad").error == "logits are not finite"

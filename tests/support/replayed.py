@@ -20,7 +20,15 @@ NEVER = VOCAB - 1
 LLADA = {"kv_heads": 4}
 DREAM = {"qkv_bias": True, "shift_logits": True}
 CAUSAL = {"qkv_bias": True, "mask_token_id": None}
-SHAPES = {"llada": LLADA, "dream": DREAM, "causal": CAUSAL}
+BLOCKS = {"qk_norm": True, "head_dim": 24, "attention_block": 8}
+SHIFTED_BLOCKS = {"qkv_bias": True, "shift_logits": True, "attention_block": 8}
+SHAPES = {
+    "llada": LLADA,
+    "dream": DREAM,
+    "causal": CAUSAL,
+    "blocks": BLOCKS,
+    "shifted blocks": SHIFTED_BLOCKS,
+}
 
 
 def random_model(shape, seed=0, device="cpu", dtype=torch.float32):
@@ -44,6 +52,7 @@ def random_model(shape, seed=0, device="cpu", dtype=torch.float32):
 def requests(shape, count=5, cache=CacheMode.DUAL, most_prompt=60, **sampling):
     """Requests of unequal contexts that end at different times, each with its payload."""
     chance, rows = random.Random(count), []
+    cache = CacheMode.BLOCK if "attention_block" in SHAPES[shape] else cache
     for i in range(count):
         prompt, output = chance.randint(3, most_prompt), 8 * chance.randint(1, 4)
         family = Family.AUTOREGRESSIVE if shape == "causal" else Family.DIFFUSION

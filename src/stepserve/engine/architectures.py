@@ -70,8 +70,9 @@ def _ends(raw: Mapping[str, Any]) -> tuple[int, ...]:
     """Ids that end a text, the first of them the model's own."""
     eos = raw["eos_token_id"]
     ids = tuple(eos) if isinstance(eos, list) else (eos,)
-    if not ids or not all(isinstance(token, int) for token in ids):
-        refuse_value("eos_token_id", eos, "a token id or a list of them")
+    vocabulary = range(raw.get("embedding_size") or raw["vocab_size"])
+    if not ids or not all(type(token) is int and token in vocabulary for token in ids):
+        refuse_value("eos_token_id", eos, "an id of the vocabulary or a list of them")
     return ids
 
 
@@ -156,21 +157,33 @@ def _yarn_attention(factor: float) -> float:
 
 def _sdar_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Qwen3 with blocks. Released without ``block_size``, the model is the one of blocks of 4."""
-    return _qwen3_config(raw, attention_block=raw.get("block_size", 4))
+    return _qwen3_config(raw, attention_block=_count(raw, "block_size", 4))
 
 
 def _qwen3_config(raw: Mapping[str, Any], **more: Any) -> ModelConfig:
     return _config(raw, qk_norm=True, head_dim=raw.get("head_dim", 128), **more)
 
 
+def _count(raw: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+    """A whole number, by default too where the key says null."""
+    value = raw.get(key)
+    if value is None:
+        return default
+    if type(value) is not int or value < least:
+        refuse_value(key, value, f"a whole number from {least} on")
+    return value
+
+
 def _fast_dllm_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Qwen2 with blocks; what predicts a position stands before it, as in Qwen2."""
-    block = raw.get("bd_size", 32)
+    block = _count(raw, "bd_size", 32)
     return _config(raw, qkv_bias=True, shift_logits=True, attention_block=block)
 
 
 def _llada_moe_config(raw: Mapping[str, Any]) -> ModelConfig:
     kinds = raw.get("moe_layer_freq") or [1] * raw["num_hidden_layers"]
+    if raw["num_experts_per_tok"] > raw["num_experts"]:
+        refuse_value("num_experts_per_tok", raw["num_experts_per_tok"], "up to num_experts")
     experts = ExpertsConfig(
         raw["num_experts"],
         raw["expert_intermediate_size"],
@@ -191,18 +204,26 @@ def _llada2_config(raw: Mapping[str, Any]) -> ModelConfig:
         raw["topk_group"],
         raw.get("routed_scaling_factor", 1.0),
     )
+    in_group, left = divmod(raw["num_experts"], routing.groups)
+    if left or in_group < 2:
+        refuse_value("n_group", routing.groups, "groups of equally many experts, two at least")
+    if not 1 <= routing.groups_per_token <= routing.groups:
+        refuse_value("topk_group", routing.groups_per_token, "1 to n_group")
+    if not 1 <= routing.per_token <= routing.groups_per_token * in_group:
+        refuse_value("num_experts_per_tok", routing.per_token, "what topk_group groups have")
     experts = ExpertsConfig(
         raw["num_experts"],
         size,
         routing,
         size * (raw.get("num_shared_experts") or 0),
-        frozenset(range(raw.get("first_k_dense_replace", 0))),
+        frozenset(range(_count(raw, "first_k_dense_replace", 0, least=0))),
     )
+    rotary = raw.get("partial_rotary_factor")
     return _config(
-        {"partial_rotary_factor": 0.5, **raw},
+        {**raw, "partial_rotary_factor": 0.5 if rotary is None else rotary},
         qk_norm=raw.get("use_qk_norm", True),
         qkv_bias=raw.get("use_qkv_bias", False),
-        attention_block=raw.get("block_size", 32),
+        attention_block=_count(raw, "block_size", 32),
         experts=experts,
     )
 

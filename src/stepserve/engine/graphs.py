@@ -170,6 +170,7 @@ class Replay:
         if self._device.type != "cuda":
             return _Captured(table)
         graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self._device)
         try:
             # one at a time in this process; the others may go on with what they do meanwhile
             with _capturing, torch.cuda.device(self._device):
@@ -183,6 +184,7 @@ class Replay:
                 with capture:
                     hidden = self._forward(bucket, table)
         except RuntimeError as error:
+            torch.cuda.set_stream(current)  # a capture that fails at its end leaves its own
             logger.warning("no CUDA graph of %s, and none further: %s", bucket, error)
             self._most = len(self._captured)
             return None

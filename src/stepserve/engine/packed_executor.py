@@ -92,6 +92,8 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         self._never = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self._device)
         self._never[self._suppressed] = True
         on = graphs == "on" or (graphs == "auto" and self._device.type == "cuda")
+        # a router reads on the host which experts were chosen: that cannot be captured
+        on = on and self.config.experts is None
         self._replay = Replay(self.model, self._pool) if on else None
         self._threads = threads
         self._rows: dict[RequestId, RowT] = {}

@@ -250,7 +250,7 @@ def batch_profile(
     return BatchProfile.fitted(
         parameters=weights,
         layers=shape.layers,
-        hidden=shape.hidden_size,
+        hidden=shape.heads * shape.head_dim,
         kv_bytes_per_token=2 * shape.layers * shape.kv_heads * shape.head_dim * value_bytes,
         weight_bytes=weights * value_bytes,
         steps=steps,
