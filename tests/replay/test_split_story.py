@@ -106,7 +106,7 @@ def test_the_story_of_a_split_request(told, where, capsys):
     emitted = max(0, int(cut) - prompt + 1)
     follows(f"handed off to {SECOND} at {cut}, with {emitted} tokens emitted")
     follows(f"{SECOND} takes over: epoch 2, goes on at {cut}")
-    measured = r"in ([\d.]+) s \(predicted ([\d.]+) s\)"
+    measured = r"in ([\d.]+) s \(machine time predicted ([\d.]+) s\)"
     between = r", ([\d.]+) ms between tokens \(predicted ([\d.]+) ms\)"
     settled, rest = prompt + output - 1, iter(sorted(told_stops))  # the first may hear later
     left = f"left {FIRST}: handed_off, {cut} positions settled {measured}"

@@ -24,7 +24,7 @@ OPTIONS = {
     "profile": "step-time table from `stepserve profile`, if the model's folder has none",
     "keep_profile": "a causal model's batch times: read at start if it exists, written at the end",
     "predictor": "of remaining steps: mean, boosted, or auto: boosted if the model has one",
-    "events": "write every event and decision to this file (.gz: compressed), for `replay`",
+    "events": "write every event and decision to this file, anew at each start (.gz: compressed)",
     "log_steps": "write every executed step to this file, to train a predictor on",
     "operator_api": "serve /cluster, too: state of the instances, changes of the layout",
     "max_residents": "most requests that one instance steps at a time",

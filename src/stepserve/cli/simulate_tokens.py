@@ -52,7 +52,7 @@ def run(
 
     def done(rows: Sequence[Row]) -> None:
         for row in rows:
-            cells = (f"{name} {_cell(row, name)}" for name in COLUMNS if name in row)
+            cells = (f"{COLUMNS[n][0]} {_cell(row, n)}".strip() for n in COLUMNS if n in row)
             console.print("  ".join(cells), highlight=False)
 
     rows, timings = run_experiment(experiment, args.jobs, time.perf_counter, done)

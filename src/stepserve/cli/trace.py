@@ -11,14 +11,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("file", type=Path, help="written by `stepserve serve --events FILE`")
     parser.add_argument(
-        "--request", required=True, metavar="ID", help="the id of its reply, or in the log"
+        "--request", metavar="ID", help="the id of its reply, or in the log; left out: list them"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for every stop."""
-    from stepserve.live.story import story
+    """Print a line for every stop, or for every request."""
+    from stepserve.live.story import requests, story
 
-    for line in story(args.file, args.request):
+    for line in requests(args.file) if args.request is None else story(args.file, args.request):
         print(line)
     return 0

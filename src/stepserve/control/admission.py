@@ -11,6 +11,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import InstanceLoad, InstanceSpec
 from stepserve.core.protocols import CostModel, StepProgram
 from stepserve.core.request import Progress, Request
+from stepserve.core.step import Mix
 
 
 def completion_s(
@@ -58,7 +59,13 @@ def service_s(
     steps = forecast.remaining(index, progress.steps)
     heavy = program.heavy_left(request, progress, forecast.output_tokens)
     if program.mix(()) is not None:  # forecasts of causal requests count the decodes alone
-        steps += heavy
+        chunk, halfway = program.heavy_tokens(request), round(forecast.output_tokens / 2.0)
+        decode = Mix(
+            decodes=residents, decode_context=residents * (request.prompt_tokens + halfway)
+        )
+        fill = decode._replace(prefill_tokens=chunk, prefill_pairs=chunk * (chunk + 1) // 2)
+        fill_s = cost.step_time_s(chunk + residents, residents + 1, spec, fill)
+        return steps * cost.step_time_s(residents, residents, spec, decode) + heavy * fill_s
     share = min(1.0, heavy / steps)
     mean_tokens = share * program.heavy_tokens(request)
     mean_tokens += (1.0 - share) * program.light_tokens(request)

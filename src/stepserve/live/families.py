@@ -264,12 +264,16 @@ def step_profiles(config: ServeConfig, degrees: Sequence[int]) -> dict[int, Step
     That of degree 1 is the configured one, else the one in the model's folder; that of degree
     2, 3, ... is beside it: ``step_profile_tp2.json``. Raises FieldError for a missing one.
     """
+    return {degree: _step_profile(config, degree) for degree in degrees}
+
+
+def _profile_path(config: ServeConfig, degree: int) -> Path:
     first = Path(config.profile or model_folder(config.model) / "step_profile.json")
-    return {degree: _step_profile(config, first, degree) for degree in degrees}
+    return first if degree == 1 else first.with_name(f"{first.stem}_tp{degree}.json")
 
 
-def _step_profile(config: ServeConfig, first: Path, degree: int) -> StepProfile:
-    path = first if degree == 1 else first.with_name(f"{first.stem}_tp{degree}.json")
+def _step_profile(config: ServeConfig, degree: int) -> StepProfile:
+    path = _profile_path(config, degree)
     if path.is_file():
         return StepProfile.load(path)
     options = f"--model {config.model} --device {config.device} --tp {degree}"
@@ -292,6 +296,8 @@ def tp_degrees(config: ServeConfig) -> tuple[int, ...]:
     if not cpu:
         raise FieldError("control.planner", f"cannot split {config.device!r}; only cpu threads")
     degrees = tuple(degree for degree in control.tp_degrees if degree <= config.instances)
+    if control.planner == "none":  # the operator may ask for what there are profiles of
+        degrees = tuple(d for d in degrees if d == 1 or _profile_path(config, d).is_file())
     if 1 not in degrees:
         raise FieldError("control.tp_degrees", "needs 1: every instance begins with one share")
     return degrees

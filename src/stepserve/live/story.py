@@ -65,11 +65,19 @@ class _Stay:
         predicted_s, tbt_s = self.placed.predicted_s, self.placed.predicted_tbt_s
         if predicted_s is None:
             return ""
-        text = f" in {at_s - self.began_s:.3f} s (predicted {predicted_s:.3f} s)"
+        text = f" in {at_s - self.began_s:.3f} s (machine time predicted {predicted_s:.3f} s)"
         if tbt_s is None or self.first_token_s is None or self.tokens < 2:
             return text
         mean_ms = (self.last_token_s - self.first_token_s) / (self.tokens - 1) * 1e3
         return f"{text}, {mean_ms:.1f} ms between tokens (predicted {tbt_s * 1e3:.1f} ms)"
+
+
+def requests(path: Path) -> Iterator[str]:
+    """A line for each request, in the order of arrival: what to ask ``story`` for."""
+    _, entries = read_events(path)
+    for entry in entries:
+        if isinstance(entry.event, RequestArrived):
+            yield f"{entry.event.request.id}  {_facts(entry.event.request)}"
 
 
 def story(path: Path, asked: str) -> Iterator[str]:
@@ -91,7 +99,8 @@ def story(path: Path, asked: str) -> Iterator[str]:
             since_s = entry.at_s - request.arrival_s if request else 0.0
             yield f"{since_s:9.4f} s  {line}"
     if request is None:
-        raise FieldError("--request", f"no {asked!r} among the {seen} requests of {path}")
+        how = "without --request they are listed"
+        raise FieldError("--request", f"no {asked!r} among the {seen} requests of {path}; {how}")
 
 
 def _lines(

@@ -4,6 +4,7 @@ from stepserve.control.admission import completion_s
 from stepserve.control.assemble import assemble_global
 from stepserve.control.placement.least_loaded import LeastLoaded
 from stepserve.control.placement.step_completion import StepCompletion
+from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.actions import Finish, Reject
 from stepserve.core.config import ControlConfig
@@ -12,6 +13,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import ClusterView, InstanceLoad
 from stepserve.core.request import OnMiss, Progress
 from stepserve.cost.step_table import StepTable
+from support.toy_tokens import make_token_request
 from support.toy_world import PROFILE, ToyWorld, make_request, make_spec
 
 PROGRAM = DiffusionProgram()
@@ -60,6 +62,24 @@ def test_predicted_completion_grows_with_load_and_queue():
     assert idle < busy < completion([load("a", residents=7)], ahead=8)
     assert completion([load("a", residents=7), load("b")]) == idle
     assert completion([]) == float("inf")
+
+
+def test_a_causal_request_is_priced_by_what_its_batches_are_made_of():
+    """A decode is no prefill of one token: the two are learned apart."""
+
+    class Priced:
+        def step_time_s(self, tokens, rows, spec, mix=None):
+            assert (tokens, rows) == (mix.prefill_tokens + mix.decodes, mix.decodes + (tokens > 4))
+            return 0.5 if mix.prefill_tokens else 0.01 * mix.decodes
+
+    request = make_token_request("r", prompt=150, output=40)
+    program, forecast = AutoregressiveProgram(64), StepForecast((1.0,), (40.0,), 40.0)
+    rows = [load("a", residents=3)]
+    seconds = completion_s(
+        request, program.start(request), forecast,
+        with_room=rows, loads=rows, ahead=0, program=program, cost=Priced(),
+    )  # fmt: skip
+    assert seconds == pytest.approx(3 * 0.5 + 40 * 0.01 * 4)
 
 
 @pytest.mark.parametrize(("on_miss", "answer"), [(OnMiss.REJECT, Reject), (OnMiss.DEGRADE, Finish)])
