@@ -67,10 +67,11 @@ def picture(name: str, result: Mapping[str, Any]) -> Figure:
 def title(name: str, result: Mapping[str, Any]) -> str:
     """Who ran on what, and that it is simulated."""
     config, seeds = result["config"], len(result["seeds"])
-    models, target_ms = ", ".join(config["models"]), 1e3 * config["tbt_s"]
+    models, tbt_s = ", ".join(config["models"]), config["tbt_s"]
+    limit = f"{1e3 * tbt_s:g} ms" if tbt_s < 60.0 else "no limit"
     return (
         f"{name}: {models}, {config['instances']} instances on {config['hardware']}, "
-        f"{target_ms:g} ms between tokens (simulated, {seeds} seed{'s' if seeds > 1 else ''})"
+        f"{limit} between tokens (simulated, {seeds} seed{'s' if seeds > 1 else ''})"
     )
 
 
