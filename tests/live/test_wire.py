@@ -76,7 +76,6 @@ def test_a_message_that_never_comes_breaks_the_link():
     while not both.links[1].is_broken(0.05):
         both.threads[1].join(0.01)
         assert both.threads[1].is_alive()
-    assert len(both.heard[1]) < 50
     assert both.heard[1] == list(range(len(both.heard[1])))
     both.links[1].close()
     both.end()
