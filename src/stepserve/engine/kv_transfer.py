@@ -110,8 +110,9 @@ class SharedMemory(KvTransport):
     """Between processes of one machine: a ring of bytes per hand-over.
 
     The receiver makes it and removes it; if its process is killed, Python's resource tracker
-    does, or, if that is killed with it, the next one to ``register``. Senders map its file (Linux), as a second ``SharedMemory`` object would take the ring
-    for its own before Python 3.13 and remove it with the sender's process.
+    does, or, if that is killed with it, the next one to ``register``. Senders map its file
+    (Linux), as a second ``SharedMemory`` object would take the ring for its own before Python
+    3.13 and remove it with the sender's process.
     """
 
     def __init__(self, ring_bytes: int = 1 << 20) -> None:
