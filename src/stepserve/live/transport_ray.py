@@ -23,11 +23,12 @@ from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import StepPredictor
 
+from .door import Door, knock
 from .families import Recipe, cores_per_instance
 from .recording import Listener
-from .remote import Door, RemoteInstance
+from .remote import RemoteInstance
 from .transport import OutputSink
-from .transport_remote import RemoteTransport, knock
+from .transport_remote import RemoteTransport
 from .wire import Carrier
 
 logger = logging.getLogger(__name__)

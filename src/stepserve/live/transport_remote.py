@@ -5,8 +5,8 @@ Who starts and ends the processes is not known here: see ``transport_ray``.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Client, Connection
 from typing import Any, Protocol
 
 from stepserve.core.events import InstanceStopped, InstanceUp
@@ -17,11 +17,14 @@ from stepserve.core.protocols import StepPredictor
 from .kv_links import KvAddress
 from .messages import Delivery
 from .recording import Listener
-from .remote import Door, Peers, Retire, Turn
+from .remote import Peers, Retire, Turn
 from .transport import Hosts, OutputSink
-from .wire import Carrier, Link, send_at_once, set_clock
+from .wire import Carrier, Link
 
 logger = logging.getLogger(__name__)
+
+CONNECT_S = 300.0
+"""How long a process may take to start and connect, whatever it promises."""
 
 
 class Process(Protocol):
@@ -44,14 +47,6 @@ Launch = Callable[[InstanceSpec, int], Process]
 """Gives the process of an incarnation (spec, its number)."""
 
 
-def knock(door: Door) -> Connection:
-    """Connect to a ``RemoteInstance``."""
-    carrier = Client((door.host, door.port), authkey=door.key)
-    send_at_once(carrier)
-    set_clock(carrier)
-    return carrier
-
-
 class RemoteHost(threading.Thread):
     """One incarnation of one instance: starts its process, then takes what it says."""
 
@@ -69,6 +64,7 @@ class RemoteHost(threading.Thread):
         self._process = process
         self._take = take
         self._link: Link | None = None
+        self._begun_s = time.monotonic()
 
     def run(self) -> None:
         """The thread: connect, listen until the connection ends."""
@@ -106,7 +102,10 @@ class RemoteHost(threading.Thread):
         If it has ended, its last words may still be on their way.
         """
         silence_s = hang_s if self._process.lives() else 0.0
-        broken = self._link is not None and self._link.is_broken(silence_s)
+        if self._link is None:
+            broken = time.monotonic() - self._begun_s > CONNECT_S
+        else:
+            broken = self._link.is_broken(silence_s)
         return not self.stopped and (broken or not self.is_alive())
 
 

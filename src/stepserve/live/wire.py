@@ -10,7 +10,6 @@ import itertools
 import logging
 import pickle
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -143,13 +142,6 @@ class Link:
     def close(self) -> None:
         """End the connection once what is queued has been sent."""
         self._queue.put(None)
-
-
-def send_at_once(carrier: Connection) -> None:
-    """Do not let TCP hold small messages back."""
-    with socket.socket(fileno=carrier.fileno()) as held:
-        held.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        held.detach()
 
 
 def set_clock(carrier: Connection) -> None:
