@@ -102,11 +102,11 @@ class RemoteInstance:
         self.door = self._entrance.door
         self._pupil = Pupil(recipe.predictor())
         self._handled: list[Handled] = []
-        self._kv = KvLinks(node, host, self._landed)
+        self._chunk_bytes = _most_bytes(recipe, spec)
+        self._kv = KvLinks(node, host if self._chunk_bytes else "", self._landed)
         self._offset_s = 0.0  # from this machine's clock to the control loop's
         self._link: Link | None = None
         self._host = InstanceThread(spec, incarnation, self._build, self._say)
-        self._chunk_bytes = _most_bytes(recipe, spec)
 
     def run(self) -> None:
         """Serve the control loop until it ends the connection, or this instance has ended."""
