@@ -123,7 +123,10 @@ class Link:
                     break
         except OSError:
             logger.debug("%s: the other end is gone", self._sender.name)
-        self._ended.set()
+        except Exception:
+            logger.exception("%s: cannot send", self._sender.name)
+        finally:
+            self._ended.set()
 
     def _queued(self) -> list[Any]:
         """Everything queued; waits for the first of it, but not for longer than a beat."""
