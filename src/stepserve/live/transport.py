@@ -1,5 +1,6 @@
 """The transport port: how the control loop reaches instances, wherever they live."""
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -7,6 +8,8 @@ from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 
 from .messages import Delivery, InstanceOutput
+
+logger = logging.getLogger(__name__)
 
 OutputSink = Callable[[InstanceOutput], None]
 """Takes an instance's output; called from any thread."""
@@ -59,7 +62,7 @@ class Host(Protocol):
         ...
 
     def kill(self) -> None:
-        """End without a word, as a crash would."""
+        """End without a word, as a crash would. Does not wait for the end."""
         ...
 
     def is_lost(self, hang_s: float) -> bool:
@@ -116,7 +119,7 @@ class Hosts:
         """See ``Transport.lost``."""
         gone = tuple(h.spec for h in self._hosts.values() if h.is_lost(self._hang_s))
         for spec in gone:
-            self._hosts.pop(spec.id).kill()
+            _kill(self._hosts.pop(spec.id))
         return gone
 
     def kill(self, instance: InstanceId) -> None:
@@ -133,3 +136,11 @@ class Hosts:
             host.join(self._hang_s)
             host.kill()
         self._hosts.clear()
+
+
+def _kill(host: Host) -> None:
+    """Kill a host; whether that succeeds is no concern of those who are told that it is lost."""
+    try:
+        host.kill()
+    except Exception:
+        logger.exception("instance %s.%d cannot be killed", host.spec.id, host.incarnation)

@@ -199,10 +199,13 @@ class InstanceActor:
 
     def kill(self) -> None:
         """See ``Process.kill``."""
+        self._killed = True
         with self._lock:
-            self._killed = True
             while self._undo:
-                self._undo.pop()()
+                try:
+                    self._undo.pop()()
+                except Exception:  # of Ray, of any kind: what else there is must be undone, too
+                    logger.exception("of %s.%d something may stay", self._spec.id, self._incarnation)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)

@@ -39,7 +39,7 @@ class Process(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it and free what it held; any number of times, from any thread."""
+        """End it and free what it held; any number of times, from any thread. May wait."""
         ...
 
 
@@ -64,6 +64,7 @@ class RemoteHost(threading.Thread):
         self._process = process
         self._take = take
         self._link: Link | None = None
+        self._given_up = False
         self._begun_s = time.monotonic()
 
     def run(self) -> None:
@@ -71,11 +72,19 @@ class RemoteHost(threading.Thread):
         try:
             carrier = self._process.connect()
             self._link = Link(carrier, lambda item: self._take(self, item), self.name)
+            if self._given_up:
+                self._link.close()
             self._link.run()
         except Exception:
             logger.exception("instance %s cannot be reached", self.name)
         finally:
+            self._end_process()
+
+    def _end_process(self) -> None:
+        try:
             self._process.kill()
+        except Exception:
+            logger.exception("the process of instance %s may go on", self.name)
 
     def send(self, item: object) -> None:
         """Send it something; nothing happens if it is gone, or not there yet."""
@@ -89,12 +98,16 @@ class RemoteHost(threading.Thread):
     def retire(self, announce: bool) -> None:
         """See ``Host.retire``. What is still being started ends at once."""
         if self._link is None:
-            self._process.kill()
+            self.kill()
         self.send(Retire(announce))
 
     def kill(self) -> None:
-        """See ``Host.kill``."""
-        self._process.kill()
+        """See ``Host.kill``. What ends the process may wait for a cluster: nobody waits for it."""
+        self._given_up = True
+        if self._link is not None:
+            self._link.close()
+        if self.is_alive():  # else it was its last act
+            threading.Thread(target=self._end_process, name=f"{self.name}.kill", daemon=True).start()
 
     def is_lost(self, hang_s: float) -> bool:
         """See ``Host.is_lost``. The process itself judges how long it is at one thing.
