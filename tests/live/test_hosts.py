@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from stepserve.core.instance import InstanceSpec
-from stepserve.live import wire
+from stepserve.live import transport, wire
 from stepserve.live.transport import Hosts
 from stepserve.live.transport_remote import RemoteHost
 from support.remote_cluster import scrambled_pair
@@ -31,6 +31,31 @@ class StubHost:
 
     def is_lost(self, hang_s):
         return True
+
+    def join(self, timeout):
+        self.clock.now_s += timeout
+
+
+class Clock:
+    """Stands while nobody waits."""
+
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+def test_all_that_hang_at_the_end_are_waited_for_together(monkeypatch):
+    clock, calls = Clock(), []
+    monkeypatch.setattr(transport, "time", clock)
+    monkeypatch.setattr(StubHost, "clock", clock, raising=False)
+    hosts = Hosts(lambda spec, number: StubHost(spec, number, calls), hang_s=60.0)
+    for spec in SPECS:
+        hosts.start(spec)
+    calls.clear()
+    hosts.close()
+    assert calls == [(call, spec.id) for call in ("retire", "kill") for spec in SPECS]
+    assert clock.now_s == 60.0 + transport.FREE_S
 
 
 def test_all_that_are_lost_are_named_even_if_they_cannot_be_killed():

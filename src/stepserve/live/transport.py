@@ -1,7 +1,8 @@
 """The transport port: how the control loop reaches instances, wherever they live."""
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from stepserve.core.ids import InstanceId
@@ -10,6 +11,9 @@ from stepserve.core.instance import InstanceSpec
 from .messages import Delivery, InstanceOutput
 
 logger = logging.getLogger(__name__)
+
+FREE_S = 2.0
+"""At the end, how long all that were killed may take to free what they hold."""
 
 OutputSink = Callable[[InstanceOutput], None]
 """Takes an instance's output; called from any thread."""
@@ -132,10 +136,18 @@ class Hosts:
         hosts = list(self._hosts.values())
         for host in hosts:
             host.retire(announce=False)
+        _join(hosts, self._hang_s)
         for host in hosts:
-            host.join(self._hang_s)
-            host.kill()
+            _kill(host)
+        _join(hosts, FREE_S)
         self._hosts.clear()
+
+
+def _join(hosts: Iterable[Host], within_s: float) -> None:
+    """Wait for the end of all of them, ``within_s`` in all."""
+    until_s = time.monotonic() + within_s
+    for host in hosts:
+        host.join(max(0.0, until_s - time.monotonic()))
 
 
 def _kill(host: Host) -> None:
