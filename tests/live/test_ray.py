@@ -210,6 +210,26 @@ def test_a_planner_is_not_refused_on_one_node(ray_of_two_cpus):
         assert on_ray.config.threads_per_instance == 1
 
 
+LAYOUTS = [
+    ("control.planner", {"control": ControlConfig(planner="greedy")}),
+    ("operator_api", {"operator_api": True}),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), LAYOUTS)
+def test_changes_of_the_layout_are_refused_on_several_nodes(monkeypatch, field, change):
+    nodes = [{"Resources": {"CPU": 2.0}, "Alive": alive} for alive in (True, False, True)]
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    on_ray = RayCluster(ServeConfig(cluster="ray", **change))
+    with pytest.raises(FieldError) as error, on_ray:
+        pass
+    assert error.value.field == field
+    nodes.pop()
+    with on_ray:
+        assert on_ray.config.threads_per_instance == 1
+
+
 @pytest.mark.parametrize(
     ("nodes", "instances", "share"),
     [

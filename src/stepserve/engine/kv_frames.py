@@ -66,9 +66,7 @@ class Outbox:
 class Inbox:
     """Makes chunks of a byte stream that comes in any pieces. It must begin with ``secret``."""
 
-    def __init__(
-        self, room: dict[Key, int], landed: deque[KvChunk], secret: bytes = b""
-    ) -> None:
+    def __init__(self, room: dict[Key, int], landed: deque[KvChunk], secret: bytes = b"") -> None:
         self._parts = _parts(room, landed, secret)
         self._missing = next(self._parts)
 

@@ -96,6 +96,8 @@ class RayCluster:
         config = self.config
         if config.control.planner != "none" and len(nodes) > 1:
             raise FieldError("control.planner", "layouts are planned for a single node only")
+        if config.operator_api and len(nodes) > 1:
+            raise FieldError("operator_api", "layouts are changed on a single node only")
         threads = config.threads_per_instance or fair_share(nodes, config.instances)
         room = sum(int(cpus // threads) for cpus in nodes) if threads else 0
         if room < config.instances:
@@ -205,7 +207,9 @@ class InstanceActor:
                 try:
                     self._undo.pop()()
                 except Exception:  # of Ray, of any kind: what else there is must be undone, too
-                    logger.exception("of %s.%d something may stay", self._spec.id, self._incarnation)
+                    logger.exception(
+                        "of %s.%d something may stay", self._spec.id, self._incarnation
+                    )
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)

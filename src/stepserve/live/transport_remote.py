@@ -107,7 +107,9 @@ class RemoteHost(threading.Thread):
         if self._link is not None:
             self._link.close()
         if self.is_alive():  # else it was its last act
-            threading.Thread(target=self._end_process, name=f"{self.name}.kill", daemon=True).start()
+            threading.Thread(
+                target=self._end_process, name=f"{self.name}.kill", daemon=True
+            ).start()
 
     def is_lost(self, hang_s: float) -> bool:
         """See ``Host.is_lost``. The process itself judges how long it is at one thing.
