@@ -130,13 +130,13 @@ async def compare(rounds, requests):
         async with local as here, remote as there:
             both = (here, there)
             for frontend in both:  # caches, and the first corrections of the step times
-                fastest, _ = await closed(frontend, prompts[: 2 * CONCURRENT], False)
+                await closed(frontend, prompts[: 2 * CONCURRENT], False)
             ratios, costs, later_s = [], [], []
             for number in range(rounds):
                 order = both if number % 2 else both[::-1]
                 found = {f: await closed(f, prompts, f is there) for f in order}
                 speeds = {frontend: speed for frontend, (speed, _) in found.items()}
-                rate = 0.4 * fastest / TOKENS
+                rate = 0.4 * min(speeds.values()) / TOKENS
                 firsts = {f: await opened(f, prompts, rate, number) for f in order}
                 ratios.append(speeds[there] / speeds[here])
                 costs.append(found[there][1] / found[here][1])

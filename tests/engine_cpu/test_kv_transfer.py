@@ -1,11 +1,14 @@
 """One suite for all transports of keys and values."""
 
 import errno
+import json
 import os
 import random
 import socket
+import struct
 import subprocess
 import sys
+import zlib
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -317,15 +320,90 @@ def test_nonsense_over_tcp_harms_nobody_else():
     sender, receiver = Tcp(), Tcp()
     address = receiver.register()
     receiver.reserve("r", 1, 1 << 20)
-    host, _, port = address.rpartition(":")
-    for nonsense in (b"GET / HTTP/1.1\r\n\r\n" * 300_000, b"\0" * 8, b"x"):
-        with socket.create_connection((host, int(port))) as stranger:
+    secret, place = receiver._secret, where(address)
+    bad = [secret + frame_about(about) for about in BAD_HEADERS]
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n" * 300_000, secret + b"\0" * 8, b"x", *bad):
+        with socket.create_connection(place) as stranger:
             stranger.setblocking(False)
             stranger.send(nonsense)
             sender.write(address, chunk_of(0, 3))
             assert_same(*gather(receiver, 1, sender), chunk_of(0, 3))
     sender.close()
     receiver.close()
+
+
+def where(address):
+    host, _, port = address.partition("@")[2].rpartition(":")
+    return host, int(port)
+
+
+def frame_about(about):
+    header = about if isinstance(about, bytes) else json.dumps(about).encode()
+    return struct.pack("<II", len(header), zlib.crc32(header)) + header
+
+
+GOOD_HEADER = ["r", 1, 0, 4, [1], "float32", [2, 4, 2, 2, 8]]
+BAD_HEADERS = [
+    [*GOOD_HEADER[:at], bad, *GOOD_HEADER[at + 1 :]]
+    for at, bads in {
+        0: (1, None, ["r"], {}),
+        1: (1.0, "1", -1, True, [1]),
+        2: (0.5, "0", -1, None),
+        3: ("4", {}),
+        4: (1, "1", [1.0], [None], [[1]], {"1": 1}),
+        5: ("int8", None, ["float32"], {}),
+        6: ([1.5], [0], [-1, -1], [], ["2"], [True], 5, "23", {"2": 2}, [1] * 9, [1 << 70], [[2]]),
+    }.items()
+    for bad in bads
+] + [b"[" * 100_000, b"\xff", b"1", b'"1234567"']
+
+
+@pytest.mark.parametrize("about", BAD_HEADERS, ids=range(len(BAD_HEADERS)))
+def test_a_header_that_is_none_of_a_chunk_ends_the_stream(about):
+    source = memoryview(frame_about(about) + bytes(4096))
+
+    def receive(view):
+        nonlocal source
+        count = min(len(view), len(source))
+        view[:count], source = source[:count], source[count:]
+        return count
+
+    with pytest.raises(ConnectionError):
+        Inbox({("r", 1): 1 << 20}, deque()).pump(receive)
+
+
+def test_over_tcp_only_who_has_the_secret_can_send():
+    sender, receiver = Tcp(), Tcp()
+    address = receiver.register()
+    receiver.reserve("r", 1, 1 << 20)
+    secret, _, place = address.partition("@")
+    guessed = bytes(byte ^ 1 for byte in bytes.fromhex(secret)).hex()
+    for stranger in (Tcp(), Tcp()):
+        stranger.write(f"{guessed}@{place}", chunk_of(4, 8))
+        assert gather_until_mark(sender, receiver, address) == []
+        stranger.close()
+    assert len(receiver._incoming) == 1, "of the sender"
+    sender.close()
+    receiver.close()
+
+
+def test_what_nobody_foresaw_ends_one_connection(monkeypatch):
+    sender, receiver = Tcp(), Tcp()
+    address = receiver.register()
+    receiver.reserve("r", 1, 1 << 20)
+    sender.write(address, chunk_of(0, 3))
+    gather(receiver, 1, sender)
+    (link, inbox), other = receiver._incoming[0], Tcp()
+
+    def fails(_):
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(inbox, "pump", fails)
+    other.write(address, chunk_of(3, 4))
+    assert_same(*gather(receiver, 1, other), chunk_of(3, 4))
+    assert link.fileno() < 0
+    for end in (sender, other, receiver):
+        end.close()
 
 
 def test_a_ring_without_memory_is_refused(monkeypatch):

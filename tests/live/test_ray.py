@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from stepserve.core.config import ControlConfig, ServeConfig
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.ids import RequestId
+from stepserve.core.instance import InstanceSpec
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import (
     SLO,
@@ -36,7 +37,7 @@ from support.split_requests import CutAt, answer, at_rest
 ray = pytest.importorskip("ray")
 from ray.util import list_named_actors, placement_group_table  # noqa: E402
 
-from stepserve.live.transport_ray import RayCluster, fair_share  # noqa: E402
+from stepserve.live.transport_ray import InstanceActor, RayCluster, fair_share  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:FutureWarning")
 OUTPUT = 24
@@ -173,6 +174,22 @@ def test_a_server_starts_ray_and_takes_it_down():
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def test_what_cannot_be_undone_does_not_keep_the_rest(caplog):
+    done = []
+
+    def fails(_):
+        raise RuntimeError("no cluster there")
+
+    actor = InstanceActor(None, InstanceSpec("i", 1, 8, 8, 8), 0)
+    for undo in (done.append, fails, done.append):
+        actor._held(lambda: "made", undo)
+    actor.kill()
+    assert done == ["made", "made"]
+    assert "of i.0 something may stay" in caplog.text
+    with pytest.raises(StepserveError):
+        actor._held(lambda: "more", done.append)
+
+
 @pytest.mark.parametrize("word", ["nonsense", "ray://", "raylocal", "nonsense://auto"])
 def test_an_unknown_cluster_is_refused(word):
     with pytest.raises(FieldError) as error:
@@ -190,6 +207,26 @@ def test_instances_that_no_node_has_room_for_are_refused(ray_of_two_cpus, change
 def test_a_planner_is_not_refused_on_one_node(ray_of_two_cpus):
     config = ServeConfig(cluster="ray", control=ControlConfig(planner="greedy"))
     with RayCluster(config) as on_ray:
+        assert on_ray.config.threads_per_instance == 1
+
+
+LAYOUTS = [
+    ("control.planner", {"control": ControlConfig(planner="greedy")}),
+    ("operator_api", {"operator_api": True}),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), LAYOUTS)
+def test_changes_of_the_layout_are_refused_on_several_nodes(monkeypatch, field, change):
+    nodes = [{"Resources": {"CPU": 2.0}, "Alive": alive} for alive in (True, False, True)]
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    on_ray = RayCluster(ServeConfig(cluster="ray", **change))
+    with pytest.raises(FieldError) as error, on_ray:
+        pass
+    assert error.value.field == field
+    nodes.pop()
+    with on_ray:
         assert on_ray.config.threads_per_instance == 1
 
 

@@ -77,6 +77,8 @@ async def test_answers_are_those_of_instances_in_this_process(monkeypatch, tmp_p
         assert tokens(answers) == tokens(expected)
         assert cluster.loop.losses == 0
         assert_at_rest(cluster)
+        addresses = cluster.transport._addresses.values()
+        assert [address.tcp for address in addresses] == ["", ""], "nothing is handed over"
         reading = cluster.control_reading()
     assert reading.scheduler_events["local"] > 8
     assert len(lessons) == sum(answer.end.report.forwards for answer in answers)

@@ -30,6 +30,14 @@ def test_any_order_and_any_repeats_come_out_in_order_and_once(order, repeats, la
     assert not sequencer.has_gap
 
 
+def test_what_cannot_be_pickled_ends_the_connection(caplog):
+    both = Both(*multiprocessing.Pipe())
+    both.links[0].send(lambda: None)
+    both.end()
+    assert "near.send: cannot send" in caplog.text
+    assert both.heard == ([], [])
+
+
 class Both:
     """Two linked ends and what each has heard."""
 

@@ -1,5 +1,6 @@
 """Chunks of keys and values as bytes: frames in a stream, and a ring of shared memory."""
 
+import hmac
 import json
 import math
 import struct
@@ -21,6 +22,7 @@ Key = tuple[RequestId, int]
 _PREFIX = struct.Struct("<II")  # of a frame: bytes of its header, and their CRC-32
 _HEADER_BYTES = 1 << 22
 _SKIP_BYTES = 1 << 16
+_DIMENSIONS = 8  # that a chunk can have; it has five
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -62,10 +64,10 @@ class Outbox:
 
 
 class Inbox:
-    """Makes chunks of a byte stream that comes in any pieces."""
+    """Makes chunks of a byte stream that comes in any pieces. It must begin with ``secret``."""
 
-    def __init__(self, room: dict[Key, int], landed: deque[KvChunk]) -> None:
-        self._parts = _parts(room, landed)
+    def __init__(self, room: dict[Key, int], landed: deque[KvChunk], secret: bytes = b"") -> None:
+        self._parts = _parts(room, landed, secret)
         self._missing = next(self._parts)
 
     def pump(self, receive: Callable[[memoryview], int]) -> None:
@@ -80,11 +82,18 @@ class Inbox:
         self._parts.close()
 
 
-def _parts(room: dict[Key, int], landed: deque[KvChunk]) -> Generator[memoryview, None, NoReturn]:
-    """Yields the buffer to be filled next, for ever: prefix, header and data of each frame.
+def _parts(
+    room: dict[Key, int], landed: deque[KvChunk], secret: bytes
+) -> Generator[memoryview, None, NoReturn]:
+    """Yields the buffer to be filled next: the secret; prefix, header and data of each frame.
 
     Raises ConnectionError where the stream makes no sense; nothing after that can be read.
     """
+    if secret:
+        said = bytearray(len(secret))
+        yield memoryview(said)
+        if not hmac.compare_digest(said, secret):
+            raise ConnectionError("a stranger")
     while True:
         prefix = bytearray(_PREFIX.size)
         yield memoryview(prefix)
@@ -114,11 +123,15 @@ def _about(header: bytearray) -> tuple[KvChunk, torch.dtype, list[int]]:
     """What a frame holds: the chunk without its data, and dtype and shape of that."""
     try:
         request_id, epoch, start, stop, sums, dtype, shape = json.loads(header)
-        chunk = KvChunk(RequestId(request_id), int(epoch), start, stop, tuple(sums), None)
-        if min(shape) < 1:
-            raise ValueError(shape)
+        if type(request_id) is not str or type(sums) is not list or type(shape) is not list:
+            raise TypeError("not the types of a chunk")
+        if any(type(n) is not int or n < 0 for n in (epoch, start, stop, *sums, *shape)):
+            raise ValueError("not the numbers of a chunk")
+        if not 0 < len(shape) <= _DIMENSIONS or min(shape) < 1 or max(shape) >= 1 << 32:
+            raise ValueError("not the shape of a chunk")
+        chunk = KvChunk(RequestId(request_id), epoch, start, stop, tuple(sums), None)
         return chunk, _DTYPES[dtype], shape
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConnectionError("not a chunk") from error
 
 

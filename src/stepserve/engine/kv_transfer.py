@@ -8,6 +8,7 @@ intact, and what never arrives is computed anew by the receiver. NIXL is not ser
 """
 
 import contextlib
+import logging
 import mmap
 import os
 import secrets
@@ -27,6 +28,9 @@ from stepserve.core.payload import KvChunk
 from stepserve.engine.kv_frames import Inbox, Key, Outbox, Ring
 
 _CONNECT_S = 0.5
+_SECRET_BYTES = 16
+
+logger = logging.getLogger(__name__)
 
 
 class KvTransport(ABC):
@@ -201,29 +205,39 @@ def _ring_name(address: str, key: Key) -> str:
 
 
 class Tcp(KvTransport):
-    """Between machines: one connection per pair and direction. Nothing is encrypted."""
+    """Between machines: one connection per pair and direction. Nothing is encrypted.
+
+    A connection begins with a secret of the receiver, which its address contains.
+    """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         """``host``: the interface to listen on, by the name that peers reach it under."""
         super().__init__()
         self._host = host
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._listener: socket.socket | None = None
         self._incoming: list[tuple[socket.socket, Inbox]] = []
         self._outgoing: dict[str, tuple[socket.socket, Outbox]] = {}
 
     def register(self) -> str:
-        """Listen at a free port; the address is ``host:port``."""
+        """Listen at a free port; the address is ``secret@host:port``."""
         self._listener = socket.create_server((self._host, 0))
         self._listener.setblocking(False)
-        return f"{self._host}:{self._listener.getsockname()[1]}"
+        return f"{self._secret.hex()}@{self._host}:{self._listener.getsockname()[1]}"
 
     def write(self, address: str, chunk: KvChunk) -> None:
         """The first one to an address connects, for half a second at most."""
         if address not in self._outgoing:
-            host, _, port = address.rpartition(":")
+            secret, _, place = address.partition("@")
+            host, _, port = place.rpartition(":")
             try:
                 link = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
             except OSError:
+                return
+            try:
+                link.sendall(bytes.fromhex(secret))
+            except OSError:
+                link.close()
                 return
             link.setblocking(False)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -242,15 +256,16 @@ class Tcp(KvTransport):
     def _move(self) -> None:
         for address in list(self._outgoing):
             self._flush(address)
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nobody is there, or too many files are open
             while self._listener is not None:
                 link, _ = self._listener.accept()
                 link.setblocking(False)
-                self._incoming.append((link, Inbox(self._room, self._landed)))
+                self._incoming.append((link, Inbox(self._room, self._landed, self._secret)))
         for link, inbox in list(self._incoming):
             try:
                 inbox.pump(partial(_receive, link))
-            except OSError:
+            except Exception as error:  # whatever a stranger brings about ends with it
+                logger.debug("a link of keys and values ends: %r", error)
                 inbox.end()
                 link.close()
                 self._incoming.remove((link, inbox))

@@ -8,7 +8,7 @@ it says that it is prepared, and lets go when it has begun; the sender when its 
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepserve.core.errors import CapacityError
 from stepserve.core.ids import InstanceId, RequestId
@@ -24,20 +24,27 @@ MOVE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class KvAddress:
-    """Where an instance takes chunks: its node, and its ends of both transports."""
+    """Where an instance takes chunks: its node, and its ends of both transports.
+
+    ``tcp`` contains a secret; it is empty where keys and values are never handed over.
+    """
 
     node: str
     memory: str
-    tcp: str
+    tcp: str = field(repr=False)
 
 
 class KvLinks:
     """One instance's links to all others, and the thread that moves bytes while it computes."""
 
     def __init__(self, node: str, host: str, landed: Callable[[KvChunk], None]) -> None:
-        """``host``: this node's address among the nodes; ``landed`` is called on the thread."""
+        """``host``: this node's address among the nodes; empty: nothing listens there.
+
+        ``landed`` is called on the thread.
+        """
         self._memory, self._tcp = SharedMemory(), Tcp(host)
-        self.address = KvAddress(node, self._memory.register(), self._tcp.register())
+        tcp = self._tcp.register() if host else ""
+        self.address = KvAddress(node, self._memory.register(), tcp)
         self.peers: Mapping[InstanceId, KvAddress] = {}
         self._landed = landed
         self._lock = threading.Lock()

@@ -5,13 +5,10 @@ It listens for the one connection of the control loop's process and ends with it
 
 import dataclasses
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener
 from typing import Any
 
 from stepserve.core.events import (
@@ -28,27 +25,19 @@ from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import Progress, Request
 from stepserve.core.step import Step, StepOutcome
 
+from .door import Entrance
 from .families import Recipe
 from .instance import Instance
 from .kv_links import KvAddress, KvLinks
 from .messages import Delivery, InstanceOutput
 from .recording import Handled
 from .transport_local import InstanceThread
-from .wire import LOOK_S, Carrier, Link, send_at_once, take_clock
+from .wire import LOOK_S, Carrier, Link
 
 logger = logging.getLogger(__name__)
 
 Lesson = tuple[Request, Progress, StepOutcome, Step]
 """Arguments of ``StepPredictor.learn``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """Where an instance waits for the control loop, and the word that opens."""
-
-    host: str
-    port: int
-    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,36 +97,25 @@ class RemoteInstance:
 
         ``host``: its address among the nodes.
         """
-        key = secrets.token_bytes(32)
         self._recipe = recipe
-        self._listener = Listener((host, 0), backlog=1, authkey=key)
-        self.door = Door(host, self._listener.address[1], key)
+        self._entrance = Entrance(host)
+        self.door = self._entrance.door
         self._pupil = Pupil(recipe.predictor())
         self._handled: list[Handled] = []
-        self._kv = KvLinks(node, host, self._landed)
+        self._chunk_bytes = _most_bytes(recipe, spec)
+        self._kv = KvLinks(node, host if self._chunk_bytes else "", self._landed)
         self._offset_s = 0.0  # from this machine's clock to the control loop's
         self._link: Link | None = None
         self._host = InstanceThread(spec, incarnation, self._build, self._say)
-        self._chunk_bytes = _most_bytes(recipe, spec)
 
     def run(self) -> None:
         """Serve the control loop until it ends the connection, or this instance has ended."""
-        self.serve(self._accept())
-
-    def _accept(self) -> Connection:
-        while True:
-            try:
-                carrier = self._listener.accept()
-            except (AuthenticationError, OSError) as error:
-                logger.warning("somebody else was at the door: %s", error)
-            else:
-                send_at_once(carrier)
-                self._offset_s = take_clock(carrier)
-                return carrier
+        carrier, self._offset_s = self._entrance.wait()
+        self.serve(carrier)
 
     def serve(self, carrier: Carrier) -> None:
         """As ``run``, over a connection that is there. Nobody else can connect any more."""
-        self._listener.close()
+        self._entrance.close()
         self._link = link = Link(carrier, self._take, self._host.name)
         link.send(self._kv.address)
         self._host.start()

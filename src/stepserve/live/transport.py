@@ -1,12 +1,19 @@
 """The transport port: how the control loop reaches instances, wherever they live."""
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 
 from .messages import Delivery, InstanceOutput
+
+logger = logging.getLogger(__name__)
+
+FREE_S = 2.0
+"""At the end, how long all that were killed may take to free what they hold."""
 
 OutputSink = Callable[[InstanceOutput], None]
 """Takes an instance's output; called from any thread."""
@@ -59,7 +66,7 @@ class Host(Protocol):
         ...
 
     def kill(self) -> None:
-        """End without a word, as a crash would."""
+        """End without a word, as a crash would. Does not wait for the end."""
         ...
 
     def is_lost(self, hang_s: float) -> bool:
@@ -116,7 +123,7 @@ class Hosts:
         """See ``Transport.lost``."""
         gone = tuple(h.spec for h in self._hosts.values() if h.is_lost(self._hang_s))
         for spec in gone:
-            self._hosts.pop(spec.id).kill()
+            _kill(self._hosts.pop(spec.id))
         return gone
 
     def kill(self, instance: InstanceId) -> None:
@@ -129,7 +136,23 @@ class Hosts:
         hosts = list(self._hosts.values())
         for host in hosts:
             host.retire(announce=False)
+        _join(hosts, self._hang_s)
         for host in hosts:
-            host.join(self._hang_s)
-            host.kill()
+            _kill(host)
+        _join(hosts, FREE_S)
         self._hosts.clear()
+
+
+def _join(hosts: Iterable[Host], within_s: float) -> None:
+    """Wait for the end of all of them, ``within_s`` in all."""
+    until_s = time.monotonic() + within_s
+    for host in hosts:
+        host.join(max(0.0, until_s - time.monotonic()))
+
+
+def _kill(host: Host) -> None:
+    """Kill a host; whether that succeeds is no concern of those who are told that it is lost."""
+    try:
+        host.kill()
+    except Exception:
+        logger.exception("instance %s.%d cannot be killed", host.spec.id, host.incarnation)

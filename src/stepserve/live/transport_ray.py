@@ -23,11 +23,12 @@ from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import StepPredictor
 
+from .door import Door, knock
 from .families import Recipe, cores_per_instance
 from .recording import Listener
-from .remote import Door, RemoteInstance
+from .remote import RemoteInstance
 from .transport import OutputSink
-from .transport_remote import RemoteTransport, knock
+from .transport_remote import RemoteTransport
 from .wire import Carrier
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ class RayCluster:
         config = self.config
         if config.control.planner != "none" and len(nodes) > 1:
             raise FieldError("control.planner", "layouts are planned for a single node only")
+        if config.operator_api and len(nodes) > 1:
+            raise FieldError("operator_api", "layouts are changed on a single node only")
         threads = config.threads_per_instance or fair_share(nodes, config.instances)
         room = sum(int(cpus // threads) for cpus in nodes) if threads else 0
         if room < config.instances:
@@ -198,10 +201,15 @@ class InstanceActor:
 
     def kill(self) -> None:
         """See ``Process.kill``."""
+        self._killed = True
         with self._lock:
-            self._killed = True
             while self._undo:
-                self._undo.pop()()
+                try:
+                    self._undo.pop()()
+                except Exception:  # of Ray, of any kind: what else there is must be undone, too
+                    logger.exception(
+                        "of %s.%d something may stay", self._spec.id, self._incarnation
+                    )
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)

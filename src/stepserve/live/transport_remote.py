@@ -5,8 +5,8 @@ Who starts and ends the processes is not known here: see ``transport_ray``.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Client, Connection
 from typing import Any, Protocol
 
 from stepserve.core.events import InstanceStopped, InstanceUp
@@ -17,11 +17,14 @@ from stepserve.core.protocols import StepPredictor
 from .kv_links import KvAddress
 from .messages import Delivery
 from .recording import Listener
-from .remote import Door, Peers, Retire, Turn
+from .remote import Peers, Retire, Turn
 from .transport import Hosts, OutputSink
-from .wire import Carrier, Link, send_at_once, set_clock
+from .wire import Carrier, Link
 
 logger = logging.getLogger(__name__)
+
+CONNECT_S = 300.0
+"""How long a process may take to start and connect, whatever it promises."""
 
 
 class Process(Protocol):
@@ -36,20 +39,12 @@ class Process(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it and free what it held; any number of times, from any thread."""
+        """End it and free what it held; any number of times, from any thread. May wait."""
         ...
 
 
 Launch = Callable[[InstanceSpec, int], Process]
 """Gives the process of an incarnation (spec, its number)."""
-
-
-def knock(door: Door) -> Connection:
-    """Connect to a ``RemoteInstance``."""
-    carrier = Client((door.host, door.port), authkey=door.key)
-    send_at_once(carrier)
-    set_clock(carrier)
-    return carrier
 
 
 class RemoteHost(threading.Thread):
@@ -69,17 +64,27 @@ class RemoteHost(threading.Thread):
         self._process = process
         self._take = take
         self._link: Link | None = None
+        self._given_up = False
+        self._begun_s = time.monotonic()
 
     def run(self) -> None:
         """The thread: connect, listen until the connection ends."""
         try:
             carrier = self._process.connect()
             self._link = Link(carrier, lambda item: self._take(self, item), self.name)
+            if self._given_up:
+                self._link.close()
             self._link.run()
         except Exception:
             logger.exception("instance %s cannot be reached", self.name)
         finally:
+            self._end_process()
+
+    def _end_process(self) -> None:
+        try:
             self._process.kill()
+        except Exception:
+            logger.exception("the process of instance %s may go on", self.name)
 
     def send(self, item: object) -> None:
         """Send it something; nothing happens if it is gone, or not there yet."""
@@ -93,12 +98,18 @@ class RemoteHost(threading.Thread):
     def retire(self, announce: bool) -> None:
         """See ``Host.retire``. What is still being started ends at once."""
         if self._link is None:
-            self._process.kill()
+            self.kill()
         self.send(Retire(announce))
 
     def kill(self) -> None:
-        """See ``Host.kill``."""
-        self._process.kill()
+        """See ``Host.kill``. What ends the process may wait for a cluster: nobody waits for it."""
+        self._given_up = True
+        if self._link is not None:
+            self._link.close()
+        if self.is_alive():  # else it was its last act
+            threading.Thread(
+                target=self._end_process, name=f"{self.name}.kill", daemon=True
+            ).start()
 
     def is_lost(self, hang_s: float) -> bool:
         """See ``Host.is_lost``. The process itself judges how long it is at one thing.
@@ -106,7 +117,10 @@ class RemoteHost(threading.Thread):
         If it has ended, its last words may still be on their way.
         """
         silence_s = hang_s if self._process.lives() else 0.0
-        broken = self._link is not None and self._link.is_broken(silence_s)
+        if self._link is None:
+            broken = time.monotonic() - self._begun_s > CONNECT_S
+        else:
+            broken = self._link.is_broken(silence_s)
         return not self.stopped and (broken or not self.is_alive())
 
 

@@ -10,7 +10,6 @@ import itertools
 import logging
 import pickle
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -124,7 +123,10 @@ class Link:
                     break
         except OSError:
             logger.debug("%s: the other end is gone", self._sender.name)
-        self._ended.set()
+        except Exception:
+            logger.exception("%s: cannot send", self._sender.name)
+        finally:
+            self._ended.set()
 
     def _queued(self) -> list[Any]:
         """Everything queued; waits for the first of it, but not for longer than a beat."""
@@ -143,13 +145,6 @@ class Link:
     def close(self) -> None:
         """End the connection once what is queued has been sent."""
         self._queue.put(None)
-
-
-def send_at_once(carrier: Connection) -> None:
-    """Do not let TCP hold small messages back."""
-    with socket.socket(fileno=carrier.fileno()) as held:
-        held.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        held.detach()
 
 
 def set_clock(carrier: Connection) -> None:
