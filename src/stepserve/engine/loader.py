@@ -13,11 +13,13 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from stepserve.core.errors import FieldError
 from stepserve.core.request import Family
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.parallel import ALONE, Group, Share, parallelize
 
 DEFAULT_BLOCK_LENGTHS = (4, 8, 16, 32, 64)
 DEFAULT_BLOCK_LENGTH = 32
@@ -29,7 +31,8 @@ class LoadedModel:
     """A model ready to run, and what a server wants to know of it.
 
     ``suppressed_token_ids`` must never be written into an output (mask, padding, ...).
-    Block lengths mean nothing to an autoregressive model.
+    Block lengths mean nothing to an autoregressive model. ``folder`` is where it was loaded
+    from, ``group`` the ranks it is split over.
     """
 
     model: DiffusionTransformer
@@ -40,6 +43,8 @@ class LoadedModel:
     default_max_tokens: int
     suppressed_token_ids: tuple[int, ...]
     family: Family = Family.DIFFUSION
+    folder: Path | None = None
+    group: Group = ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +221,20 @@ ARCHITECTURES = {
 
 
 def load_model(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Path | str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    group: Group = ALONE,
 ) -> LoadedModel:
-    """Load a checkpoint directory.
+    """Load a checkpoint directory: a rank of a ``group`` reads its share of the weights only.
+
+    On a CPU, in the checkpoint's own dtype, what is read stays in the mapped file, which all
+    processes of a node share; parts of rows are copied. On the device ``meta`` there are no
+    weights at all.
 
     Raises FieldError (field ``model``) that says what is wrong: no config.json, an unknown
-    architecture or option, tensors that are missing, unexpected or of another shape.
+    architecture or option, tensors that are missing, unexpected or of another shape; (field
+    ``tp_degree``) for a group that the model cannot be split over.
     """
     folder = Path(directory)
     raw = _read_json(folder / "config.json")
@@ -232,11 +245,16 @@ def load_model(
         config = architecture.config(raw)
     except KeyError as missing:
         raise FieldError("model", f"config.json lacks {missing}") from None
-    with torch.device("meta"):  # no memory, no random initialisation: every weight is loaded
+    with _Unloaded():
         model = DiffusionTransformer(config)
-    tensors = _load_tensors(folder, model, architecture, device, dtype)
-    model.load_state_dict(tensors, assign=True)
-    model.set_rotary_tables(torch.device(device))
+    if torch.device(device).type == "meta":
+        model.to(dtype)
+    else:
+        tensors = _load_tensors(folder, model, architecture, device, dtype, group)
+        if group.size > 1:
+            parallelize(model, group)
+        model.load_state_dict(tensors, assign=True)
+        model.set_rotary_tables(torch.device(device))
     extra = raw.get("stepserve", {})
     usual = {raw.get(f"{kind}_token_id") for kind in architecture.suppressed}
     suppressed = {
@@ -252,7 +270,26 @@ def load_model(
         default_max_tokens=extra.get("default_max_tokens", DEFAULT_MAX_TOKENS),
         suppressed_token_ids=tuple(sorted(suppressed - {None})),
         family=architecture.family,
+        folder=folder,
+        group=group,
     )
+
+
+class _Unloaded(TorchFunctionMode):
+    """Models are made without memory for weights and without drawing any.
+
+    ``torch.device("meta")`` alone would do the first only, and import a compiler for seconds.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is nn.init.normal_:
+            return given["tensor"]
+        if func is torch.empty:
+            given["device"] = "meta"
+        return func(*args, **given)
 
 
 def _generation_ends(folder: Path) -> dict[str, Any]:
@@ -290,8 +327,13 @@ def _load_tensors(
     architecture: Architecture,
     device: torch.device | str,
     dtype: torch.dtype,
+    group: Group,
 ) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names; FieldError lists what does not fit."""
+    """The checkpoint's tensors under our names, or the rank's share of them.
+
+    FieldError lists what does not fit.
+    """
+    share = None if group.size == 1 else Share.of(model.config, group.rank, group.size)
     files = _tensor_files(folder)
     sources = {name: architecture.source(name) for name in model.state_dict()}
     tied_head = sources["head.weight"] if model.config.tie_embeddings else None
@@ -301,16 +343,20 @@ def _load_tensors(
     found = {name for name in files if not name.endswith(".inv_freq")} - {tied_head}
     _refuse("missing tensors", sorted(wanted - found))
     _refuse("unexpected tensors", sorted(found - wanted))
+    ours = {theirs: (name, model.state_dict()[name].shape) for name, theirs in sources.items()}
     read: dict[str, Tensor] = {}
+    shapes = []
     for path in sorted(set(files.values())):
         with safe_open(path, framework="pt", device=str(device)) as file:
-            for name in wanted.intersection(file.keys()):
-                read[name] = file.get_tensor(name).to(dtype)
-    shapes = {
-        f"{theirs} {tuple(read[theirs].shape)} instead of {tuple(weight.shape)}"
-        for weight, theirs in zip(model.state_dict().values(), sources.values(), strict=True)
-        if read[theirs].shape != weight.shape
-    }
+            for theirs in wanted.intersection(file.keys()):
+                name, shape = ours[theirs]
+                tensor = file.get_slice(theirs)
+                if tuple(tensor.get_shape()) != shape:
+                    what = f"{theirs} {tuple(tensor.get_shape())} instead of {tuple(shape)}"
+                    shapes.append(what)
+                    continue
+                part = file.get_tensor(theirs) if share is None else share.read(name, tensor)
+                read[theirs] = part.to(dtype)
     _refuse("tensors of another shape", sorted(shapes))
     return {name: read[theirs] for name, theirs in sources.items()}
 

@@ -7,6 +7,7 @@ the model together (``_execute``), and a row that fails is freed while its neigh
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -20,7 +21,9 @@ from stepserve.core.request import Family, FinishReason, Request
 from stepserve.core.step import Batch, Step, StepOutcome
 from stepserve.engine.kv_pages import PagePool
 from stepserve.engine.loader import LoadedModel
+from stepserve.engine.parallel import Share
 from stepserve.engine.sampling import Answers, Position, answer
+from stepserve.engine.vocabulary import answer_apart
 
 LOGITS_PER_SLICE = 1 << 24
 """Most logits that exist at once (64 MB of float32): few rows of a large vocabulary."""
@@ -41,7 +44,9 @@ WorkT = TypeVar("WorkT")
 class PackedExecutor(ABC, Generic[RowT, WorkT]):
     """Holds requests and their pages, and runs batches of their steps.
 
-    Not thread-safe: one thread calls ``add``, ``run`` and ``remove``.
+    Not thread-safe: one thread calls ``add``, ``run`` and ``remove``. Of a model that is split
+    over ranks, each has an executor that is told the same (``workers``); the tokens chosen are
+    rank 0's, so that no rounding can part them.
     """
 
     FAMILY: Family
@@ -67,8 +72,10 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         self._device, self._dtype = weight.device, weight.dtype
         suppressed = {*loaded.suppressed_token_ids, self.config.mask_token_id} - {None}
         self._suppressed = torch.tensor(sorted(suppressed), dtype=torch.int64, device=self._device)
+        self._group = loaded.group
+        self._own_heads = Share.of(self.config, self._group.rank, self._group.size).kv_heads
         self._pool = PagePool(
-            self.config,
+            replace(self.config, kv_heads=len(self._own_heads)),
             page_tokens=page_tokens,
             capacity=page_capacity,
             device=self._device,
@@ -106,6 +113,9 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         row = self._rows.pop(request_id, None)
         if row is not None:
             self._pool.release(row.pages)
+
+    def close(self) -> None:
+        """Nothing is to be ended: that is for executors of several processes."""
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> BatchResult:
@@ -153,12 +163,17 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
 
         ``read`` int64 ``[n]`` indexes ``hidden`` for the n asked positions.
         """
-        size = max(1, LOGITS_PER_SLICE // self.config.vocab_size)
+        vocab, group = self.config.vocab_size, self._group
+        size = max(1, LOGITS_PER_SLICE // vocab)
         answers = Answers()
         for start in range(0, len(asked), size):
             logits = self.model.logits(hidden[read[start : start + size]])
-            answers.extend(answer(logits, asked[start : start + size], self._suppressed))
-        return answers
+            part = asked[start : start + size]
+            if group.size == 1:
+                answers.extend(answer(logits, part, self._suppressed))
+            else:
+                answers.extend(answer_apart(logits, part, self._suppressed, vocab, group))
+        return group.broadcast(answers)
 
 
 def failed(request_id: RequestId, error: str) -> StepOutcome:
