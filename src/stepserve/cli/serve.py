@@ -50,6 +50,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     for name, (flag, text) in CONTROL_OPTIONS.items():
         default = getattr(defaults.control, name)
         parser.add_argument(flag, dest=name, type=type(default), help=f"{text} (default {default})")
+    degrees = "tensor-parallel degree of each instance, such as 2,1 (default: all 1); each share"
+    parser.add_argument("--layout", help=f"{degrees} is a process, or a GPU; replaces --instances")
     parser.add_argument("--verbose", action="store_true", help="log every decision and its why")
 
 
@@ -61,6 +63,16 @@ def configuration(args: argparse.Namespace) -> ServeConfig:
     chosen = {n: getattr(args, n) for n in CONTROL_OPTIONS if getattr(args, n) is not None}
     control = dataclasses.replace(config.control, **chosen)
     return dataclasses.replace(config, **given, control=control)
+
+
+def layout(args: argparse.Namespace) -> tuple[int, ...]:
+    """The instances' degrees, if given. Raises FieldError if they make no sense."""
+    if args.layout is None:
+        return ()
+    words = args.layout.split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise FieldError("layout", f"{args.layout!r} is not a list of degrees, such as 2,1")
+    return tuple(map(int, words))
 
 
 def read_toml(path: Path) -> Mapping[str, Any]:
@@ -78,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    config = configuration(args)
+    config, degrees = configuration(args), layout(args)
     from stepserve.live.deploy import serve
 
-    return serve(config)
+    return serve(config, degrees)

@@ -33,7 +33,7 @@ from stepserve.planning.assemble import make_planner
 
 from .counters import Counters
 from .event_log import EventLog
-from .families import cores_per_instance, model_folder, new_global, new_local, parts
+from .families import cores_per_share, model_folder, new_global, new_local, parts
 from .frontend import LiveFrontend
 from .instance import Instance
 from .loop import ControlLoop
@@ -46,8 +46,11 @@ logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def load(config: ServeConfig) -> LoadedModel:
-    """Load the configured model onto the configured device."""
+def load(config: ServeConfig, layout: Sequence[int] = (1,)) -> LoadedModel:
+    """Load the configured model onto the configured device.
+
+    If no instance has all of it, only what it is like: processes read their shares themselves.
+    """
     if config.dtype not in DTYPES:
         raise FieldError("dtype", f"unknown {config.dtype!r}; known: {', '.join(DTYPES)}")
     try:
@@ -55,6 +58,8 @@ def load(config: ServeConfig) -> LoadedModel:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise FieldError("device", f"{config.device!r} cannot be used: {error}") from error
+    if config.control.planner == "none" and min(layout) > 1:
+        device = torch.device("meta")
     return load_model(model_folder(config.model), device, DTYPES[config.dtype])
 
 
@@ -112,18 +117,21 @@ def build_cluster(
     loaded: LoadedModel,
     listeners: Sequence[Listener] = (),
     planner: Planner | None = None,
+    layout: Sequence[int] = (),
 ) -> Cluster:
     """Assemble schedulers, executors and transport around a loaded model.
 
     In-process instances share the model's weights; each has its own pages and its own
-    scheduler. An instance of degree g has g shares of the CPU threads. ``planner`` replaces the
-    configured one.
+    scheduler. An instance of degree g is g processes with a share of the model each. ``layout``
+    has the degrees to begin with, by default 1 of every configured instance. ``planner``
+    replaces the configured one.
     """
-    family = parts(config, loaded)
+    layout = layout or (1,) * config.instances
+    family = parts(config, loaded, layout)
     header = family.header
     planner = planner or make_planner(header.control)
     scheduler = new_global(header)
-    specs = tuple(_first_spec(config, index) for index in range(config.instances))
+    specs = _first_specs(config, layout)
     new_local(header, specs[0])  # refuses unknown policies now
     log = StepLog(Path(config.log_steps)) if config.log_steps else None
     predictor = SharedPredictor(family.predictor, log)
@@ -134,12 +142,11 @@ def build_cluster(
         events = EventLog(Path(config.events), header)
         listeners.append(events.note)
         logs.append(events)
-    threads = cores_per_instance(config)
+    threads = cores_per_share(config, layout)
 
     def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
-        share = threads * spec.tp_degree
-        torch.set_num_threads(share)
-        local, executor = new_local(header, spec), family.executor(spec, share)
+        torch.set_num_threads(threads)
+        local, executor = new_local(header, spec), family.executor(spec, threads)
         return Instance(local, executor, predictor, time.monotonic, incarnation, listeners)
 
     loop = ControlLoop(scheduler, predictor, time.monotonic, planner, listeners)
@@ -148,17 +155,22 @@ def build_cluster(
     return Cluster(loop, transport, frontend, specs, counters, tuple(logs))
 
 
-def _first_spec(config: ServeConfig, index: int) -> InstanceSpec:
-    """An instance on one share: what a GPU is to a cluster, a share of the threads is here."""
-    slot = Slot(0, (index,))
-    return InstanceSpec(
-        id=slot_id(slot),
-        tp_degree=1,
-        page_capacity=config.kv_pages,
-        page_tokens=config.page_tokens,
-        max_residents=config.max_residents,
-        slot=slot,
-    )
+def _first_specs(config: ServeConfig, layout: Sequence[int]) -> tuple[InstanceSpec, ...]:
+    """Instances side by side; pages and places grow with the shares (or GPUs) of each."""
+    specs, first = [], 0
+    for degree in layout:
+        slot = Slot(0, tuple(range(first, first + degree)))
+        first += degree
+        spec = InstanceSpec(
+            id=slot_id(slot),
+            tp_degree=degree,
+            page_capacity=config.kv_pages * degree,
+            page_tokens=config.page_tokens,
+            max_residents=config.max_residents * degree,
+            slot=slot,
+        )
+        specs.append(spec)
+    return tuple(specs)
 
 
 def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> FastAPI:
@@ -180,7 +192,7 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
     load_gauges = LoadGauges(
         frontend.running, frontend.waiting, frontend.kv_usage, cluster.control_reading
     )
-    pages = config.kv_pages * config.instances
+    pages = sum(spec.page_capacity for spec in cluster.specs)
     metrics = PrometheusMetrics(loaded.name, load_gauges, config.page_tokens, pages)
     tokenizer = TextTokenizer.from_folder(model_folder(config.model))
     return create_app(frontend, tokenizer, card, config, metrics)
@@ -222,11 +234,12 @@ def listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def serve(config: ServeConfig) -> int:
-    """Serve until told to stop; the exit status."""
+def serve(config: ServeConfig, layout: Sequence[int] = ()) -> int:
+    """Serve until told to stop; the exit status. For ``layout`` see ``build_cluster``."""
+    layout = layout or (1,) * config.instances
     listener = listen(config)
-    loaded = load(config)
-    cluster = build_cluster(config, loaded)
+    loaded = load(config, layout)
+    cluster = build_cluster(config, loaded, layout=layout)
     app = build_app(config, loaded, cluster)
     options = uvicorn.Config(app, log_level="warning")
     server = _Server(options, cluster.frontend)
@@ -234,12 +247,12 @@ def serve(config: ServeConfig) -> int:
     async def run() -> None:
         cluster.start()
         logger.info(
-            "serving %s on http://%s:%d: %d instances, %d threads each",
+            "serving %s on http://%s:%d: instances of degree %s, %d threads a share",
             loaded.name,
             config.host,
             config.port,
-            config.instances,
-            cores_per_instance(config),
+            ", ".join(map(str, layout)),
+            cores_per_share(config, layout),
         )
         watch = asyncio.ensure_future(leave_if_nothing_starts())
         try:
@@ -251,7 +264,7 @@ def serve(config: ServeConfig) -> int:
     async def leave_if_nothing_starts() -> None:
         """A cluster of which no instance could be built is a mistake to be seen at once."""
         while not cluster.loop.ever_up:
-            if len(cluster.loop.lost_ids) >= config.instances:
+            if len(cluster.loop.lost_ids) >= len(layout):
                 logger.error("no instance could be started")
                 server.should_exit = True
             await asyncio.sleep(0.1)

@@ -10,7 +10,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,8 +23,10 @@ from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError
+from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel, Executor, StepPredictor
+from stepserve.core.plan import Slot
+from stepserve.core.protocols import CostModel, Executor, KvPages, StepPredictor
 from stepserve.core.request import Family
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.boosted_steps import HEALING_RATE, BoostedSteps, StepModel
@@ -34,10 +38,14 @@ from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.causal_profiling import measure_grid
 from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
+from stepserve.engine.parallel import Share
+from stepserve.engine.workers import ParallelCausalExecutor, ParallelExecutor, Setup, prepare
 
 from .event_log import Header
 
 logger = logging.getLogger(__name__)
+
+AnyExecutor = DiffusionExecutor | AutoregressiveExecutor | ParallelExecutor
 
 BUNDLED = Path(stepserve.engine.bundled.__file__).parent / "model"
 BATCH_PROFILE = "batch_profile.json"
@@ -51,7 +59,11 @@ FORECAST_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """``header``: what schedulers are made of; ``executor``: of a spec and its CPU threads."""
+    """``header``: what schedulers are made of.
+
+    ``executor`` is made of a spec and the CPU threads of each share: one of the model that was
+    loaded, or a group of processes with a share of its folder each.
+    """
 
     header: Header
     predictor: StepPredictor
@@ -66,18 +78,71 @@ def model_folder(name: str) -> Path:
     return folder
 
 
-def cores_per_instance(config: ServeConfig) -> int:
-    """CPU threads of each instance: as configured, else the cores shared out evenly."""
+def cores_per_share(config: ServeConfig, layout: Sequence[int]) -> int:
+    """CPU threads of each share: as configured, else the cores shared out evenly.
+
+    An instance of tensor-parallel degree g has g shares, each a process of its own.
+    """
     if config.threads_per_instance:
         return config.threads_per_instance
-    return max(1, len(os.sched_getaffinity(0)) // config.instances)
+    return max(1, len(os.sched_getaffinity(0)) // sum(layout))
 
 
-def parts(config: ServeConfig, loaded: LoadedModel) -> Parts:
-    """The parts of the model's family. Raises FieldError for what it cannot be served with."""
+def parts(config: ServeConfig, loaded: LoadedModel, layout: Sequence[int]) -> Parts:
+    """The parts of the model's family; ``layout`` has each instance's degree at the start.
+
+    Raises FieldError for what the model cannot be served with.
+    """
     if loaded.family is Family.AUTOREGRESSIVE:
-        return _causal(config, loaded)
-    return _diffusion(config, loaded)
+        return _causal(config, loaded, layout)
+    return _diffusion(config, loaded, layout)
+
+
+def make_executor(
+    config: ServeConfig, loaded: LoadedModel, spec: InstanceSpec, threads: int
+) -> AnyExecutor:
+    """What runs an instance's steps, with so many CPU threads for each of its shares."""
+    causal = loaded.family is Family.AUTOREGRESSIVE
+    tokens, pages = spec.page_tokens, spec.page_capacity
+    if spec.tp_degree == 1:
+        kind = AutoregressiveExecutor if causal else DiffusionExecutor
+        return kind(loaded, page_tokens=tokens, page_capacity=pages, threads=threads)
+    assert loaded.folder is not None, "checked at the start"
+    assert spec.slot is not None, "instances are formed on slots"
+    on_cpu = torch.device(config.device).type == "cpu"
+    devices = tuple("cpu" if on_cpu else f"{config.device}:{gpu}" for gpu in spec.slot.gpus)
+    dtype = next(loaded.model.parameters()).dtype
+    setup = Setup(str(loaded.folder), devices, dtype, tokens, pages, threads, config.hang_s)
+    return ParallelCausalExecutor(setup) if causal else ParallelExecutor(setup)
+
+
+def lone_executor(
+    config: ServeConfig, loaded: LoadedModel, degree: int, threads: int
+) -> AnyExecutor:
+    """That of an instance by itself, to be measured."""
+    check_split(config, loaded, (degree,), (degree,))
+    pages, tokens = config.kv_pages, config.page_tokens
+    slot = Slot(0, tuple(range(degree)))
+    spec = InstanceSpec(InstanceId("measured"), degree, pages, tokens, 1, slot)
+    return make_executor(config, loaded, spec, threads)
+
+
+def check_split(
+    config: ServeConfig, loaded: LoadedModel, degrees: Sequence[int], layout: Sequence[int]
+) -> None:
+    """Raises FieldError if instances of these degrees cannot be formed."""
+    if max(degrees) == 1:
+        return
+    for degree in degrees:
+        Share.of(loaded.config, 0, degree)
+    if loaded.folder is None:
+        raise FieldError("model", "only a model in a folder can be split over processes")
+    if torch.device(config.device).type != "cpu":
+        if min(layout) == 1:
+            raise FieldError("layout", "degree 1 beside others needs --device cpu")
+        if config.device != "cuda" or torch.cuda.device_count() < sum(layout):
+            raise FieldError("device", f"must be cuda, with {sum(layout)} GPUs, or cpu")
+    prepare()
 
 
 def new_global(header: Header) -> GlobalScheduler:
@@ -97,30 +162,25 @@ def new_local(header: Header, spec: InstanceSpec) -> LocalScheduler:
 
 
 def _cost(header: Header) -> CostModel:
-    return StepTable(header.profiles) if header.batches is None else header.batches.table()
+    if header.batches is None:
+        return StepTable(header.profiles)
+    return header.batches.table(header.control.tp_degrees)
 
 
-def _diffusion(config: ServeConfig, loaded: LoadedModel) -> Parts:
-    degrees = tp_degrees(config)
+def _diffusion(config: ServeConfig, loaded: LoadedModel, layout: Sequence[int]) -> Parts:
+    degrees = tp_degrees(config, layout)
+    check_split(config, loaded, degrees, layout)
     control = dataclasses.replace(config.control, tp_degrees=degrees, family=Family.DIFFUSION)
     header = Header(control, step_profiles(config, degrees))
-
-    def executor(spec: InstanceSpec, threads: int) -> Executor:
-        return DiffusionExecutor(
-            loaded,
-            page_tokens=spec.page_tokens,
-            page_capacity=spec.page_capacity,
-            threads=threads,
-        )
-
-    return Parts(header, step_predictor(config), executor)
+    return Parts(header, step_predictor(config), partial(make_executor, config, loaded))
 
 
-def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
-    """Instances of degree 1. Placement is ``tandem_split`` where the configuration has its default.
+def _causal(config: ServeConfig, loaded: LoadedModel, layout: Sequence[int]) -> Parts:
+    """Placement is ``tandem_split`` where the configuration has its default.
 
     Without a profile in the model's folder (``stepserve profile`` makes one) a few batches are
-    measured now; in any case the schedulers correct theirs while they serve.
+    measured now, on an instance of the lowest degree; in any case the schedulers correct
+    theirs while they serve, each degree its own.
     """
     given, usual = config.control, ControlConfig()
     if given.planner != "none":
@@ -130,26 +190,20 @@ def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
     if config.log_steps:
         raise FieldError("log_steps", "step logs are of diffusion models: they train predictors")
     first = given.tokens.prefill_instances
-    if given.placement == "disaggregated" and not 1 <= first < config.instances:
-        what = f"must be in 1 .. {config.instances - 1}: some prefill, the others decode"
+    if given.placement == "disaggregated" and not 1 <= first < len(layout):
+        what = f"must be in 1 .. {len(layout) - 1}: some prefill, the others decode"
         raise FieldError("control.tokens.prefill_instances", what)
+    degrees = tuple(sorted(set(layout)))
+    check_split(config, loaded, degrees, layout)
     split = given.placement == usual.placement
     rare = given.predict_every_tokens == usual.predict_every_tokens
     control = dataclasses.replace(
         given,
         family=Family.AUTOREGRESSIVE,
-        tp_degrees=(1,),
+        tp_degrees=degrees,
         placement="tandem_split" if split else given.placement,
         predict_every_tokens=FORECAST_TOKENS if rare else given.predict_every_tokens,
     )
-
-    def executor(spec: InstanceSpec, threads: int) -> Executor:
-        return AutoregressiveExecutor(
-            loaded,
-            page_tokens=spec.page_tokens,
-            page_capacity=spec.page_capacity,
-            threads=threads,
-        )
 
     path = Path(config.profile or model_folder(config.model) / BATCH_PROFILE)
     if path.is_file():
@@ -157,7 +211,13 @@ def _causal(config: ServeConfig, loaded: LoadedModel) -> Parts:
     elif config.profile:
         raise FieldError("profile", f"no file {path}; make one with: stepserve profile")
     else:
-        profile = batch_profile(loaded, cores_per_instance(config))
+        threads = cores_per_share(config, layout)
+        if degrees[0] == 1:
+            profile = batch_profile(loaded, threads)
+        else:
+            with closing(lone_executor(config, loaded, degrees[0], threads)) as lone:
+                profile = batch_profile(loaded, threads, executor=lone)
+    executor = partial(make_executor, config, loaded)
     return Parts(Header(control, {}, profile), Hinted(ClassMean()), executor)
 
 
@@ -168,16 +228,22 @@ def batch_profile(
     contexts: Sequence[int] = (0, 128),
     decodes: Sequence[int] = (0, 1, 4),
     repeats: int = 2,
+    executor: AnyExecutor | None = None,
 ) -> BatchProfile:
-    """Measure batches of a causal model on its device: by default a few, in seconds of time."""
-    executor = AutoregressiveExecutor(loaded, threads=threads)
+    """Measure batches of a causal model on its device: by default a few, in seconds of time.
+
+    ``executor``: of an instance of another degree than 1, which has ``threads`` for each share.
+    """
+    executor = executor or AutoregressiveExecutor(loaded, threads=threads)
+    assert isinstance(executor, KvPages), "it is of a causal model"
     began_s = time.monotonic()
     steps = measure_grid(executor, prefills, contexts, decodes, repeats)
     logger.info("measured %d batches in %.1f s", len(steps), time.monotonic() - began_s)
     shape, width = loaded.config, loaded.config.hidden_size // loaded.config.heads
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     value_bytes = next(loaded.model.parameters()).element_size()
-    source = f"measured: {loaded.name}, {threads} threads, {len(steps)} batches"
+    split = f"{executor.setup.size} x " if isinstance(executor, ParallelExecutor) else ""
+    source = f"measured: {loaded.name}, {split}{threads} threads, {len(steps)} batches"
     return BatchProfile.fitted(
         parameters=weights,
         layers=shape.layers,
@@ -210,20 +276,20 @@ def _step_profile(config: ServeConfig, first: Path, degree: int) -> StepProfile:
     raise FieldError("control.tp_degrees", f"nothing says how fast degree {degree} is: {how}")
 
 
-def tp_degrees(config: ServeConfig) -> tuple[int, ...]:
+def tp_degrees(config: ServeConfig, layout: Sequence[int]) -> tuple[int, ...]:
     """Degrees that instances may have: with a planner, those configured that fit.
 
-    Raises FieldError if the planner could not begin with instances of degree 1, or on a device
-    where an instance cannot be given more threads.
+    Raises FieldError if the planner could not begin with the layout, or on a device that it
+    cannot divide.
     """
     control = config.control
     if control.planner == "none":
-        return (1,)
+        return tuple(sorted(set(layout)))
     if torch.device(config.device).type != "cpu":
-        raise FieldError("control.planner", f"cannot split {config.device!r}; only cpu threads")
-    degrees = tuple(degree for degree in control.tp_degrees if degree <= config.instances)
-    if 1 not in degrees:
-        raise FieldError("control.tp_degrees", "needs 1: every instance begins with one share")
+        raise FieldError("control.planner", f"cannot divide {config.device!r}; only cpu")
+    degrees = tuple(degree for degree in control.tp_degrees if degree <= sum(layout))
+    for degree in sorted(set(layout) - set(degrees)):
+        raise FieldError("control.tp_degrees", f"needs {degree}: there are instances of it")
     return degrees
 
 

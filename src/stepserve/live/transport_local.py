@@ -49,7 +49,8 @@ class _Host(threading.Thread):
             up = InstanceUp(self.spec)
             self._say(InstanceOutput(self.spec.id, self.incarnation, events=(up,)))
             logger.info("instance %s is up", self.name)
-            self._serve(instance)
+            with contextlib.closing(instance):
+                self._serve(instance)
             if self.retiring and not self.killed.is_set():
                 self.stopped = True
                 gone = InstanceStopped(self.spec)

@@ -37,6 +37,19 @@ def test_planning_and_logs_are_options():
         configured("--predictor", "oracle")
 
 
+def test_a_layout_is_a_list_of_degrees():
+    def given(*words):
+        parser = argparse.ArgumentParser()
+        serve.add_parser(parser.add_subparsers())
+        return serve.layout(parser.parse_args(["serve", *words]))
+
+    assert given() == ()
+    assert given("--layout", "2, 1,4") == (2, 1, 4)
+    for wrong in ("", "2,", "0", "-1", "two"):
+        with pytest.raises(FieldError, match=r"layout: .* is not a list of degrees"):
+            given(f"--layout={wrong}")
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [("prot = 1", "prot"), ("port = ", "config"), ("[control]\nmargin = 2.0", "control.margin")],
