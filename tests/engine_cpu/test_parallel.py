@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 
 import pytest
@@ -200,21 +199,29 @@ def alive(pid):
 
 
 PARENT = """
-import os, sys
-from stepserve.engine.workers import ParallelExecutor, Setup
-if __name__ == "__main__":
-    executor = ParallelExecutor(Setup(sys.argv[1], ("cpu",) * 3))
-    print(*(worker.pid for worker in executor._processes), flush=True)
+import multiprocessing, sys
+from stepserve.engine import workers
+
+def never(*_):
+    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
     sys.stdin.read()
+
+if __name__ == "__main__":
+    setup = workers.Setup(sys.argv[1], ("cpu",) * 2)
+    idle = workers.ParallelExecutor(setup)
+    workers._join = never
+    workers.ParallelExecutor(setup)
 """
 
 
 def test_workers_end_with_a_parent_that_is_killed(folder, tmp_path):
+    """One that waits for a call, and one that waits for the other ranks to meet."""
     script = tmp_path / "parent.py"
-    script.write_text(textwrap.dedent(PARENT))
+    script.write_text(PARENT)
     words = [sys.executable, str(script), str(folder("llada"))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, **pipes) as parent:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, env=env, **pipes) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 2
         assert all(alive(pid) for pid in pids)

@@ -6,15 +6,17 @@ it refuses nobody else hears of. Within a batch the ranks meet in the collective
 ``parallel`` and ``vocabulary``.
 
 Workers are forked from a server process that has imported torch and nothing else, so that another
-degree is formed in a fraction of a second; the weights come from the page cache. A worker waits
-for rank 0 on a pipe, which ends with that process, and so does the worker.
+degree is formed in a fraction of a second; the weights come from the page cache. A worker ends
+with rank 0's process, and when it is closed.
 """
 
 import contextlib
 import datetime
 import multiprocessing
+import os
 import signal
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -110,6 +112,7 @@ def _executor(setup: Setup, group: Group) -> Any:
 def _work(setup: Setup, rank: int, meeting: str, line: Line) -> None:
     """A worker's life: do what rank 0 says until it says nothing more, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the server, which drains first
+    threading.Thread(target=_end_with_rank_0, daemon=True).start()
     with contextlib.suppress(EOFError):
         line.send("begun")
         executor = _executor(setup, _join(setup, rank, meeting, [line]))
@@ -124,6 +127,14 @@ def _work(setup: Setup, rank: int, meeting: str, line: Line) -> None:
                 executor.write_kv(request_id, start, stop, own)
             else:
                 getattr(executor, name)(*rest)
+
+
+def _end_with_rank_0() -> None:
+    """Whatever this worker is waiting for."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "workers are started"
+    parent.join()
+    os._exit(1)
 
 
 def _bytes(kv: Tensor) -> bytes:
