@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from stepserve.core.errors import FieldError
 from stepserve.core.events import SegmentPlaced
 from stepserve.core.plan import ClusterPlan, Slot
 from stepserve.core.request import SLO, FinishReason
+from stepserve.engine.loader import load_model
 from stepserve.live.deploy import build_cluster
 from stepserve.live.event_log import read_events
 from stepserve.live.replay import replay
@@ -22,11 +24,16 @@ from support.live_cluster import (
     collect,
     make_live_request,
     running_cluster,
-    tiny_model,
+    tiny_checkpoint,
 )
 
 APART, TOGETHER = (Slot(0, (0,)), Slot(0, (1,))), (Slot(0, (0, 1)),)
 LENGTH = 96
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load_model(tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
 
 
 class Scripted:
@@ -87,10 +94,10 @@ def migrated(config):
     return {segment.request_id for segment in placed if segment.index > 0}
 
 
-async def test_everything_the_control_plane_asks_for_is_carried_out(tmp_path):
+async def test_everything_the_control_plane_asks_for_is_carried_out(tmp_path, loaded):
     """Two instances become one with both shares, then two again. Everybody is on the first of
     those when the second comes up, and some go on there. Nobody notices but by the clock."""
-    config, loaded = make_config(tmp_path), tiny_model()
+    config = make_config(tmp_path)
     first, second = [str(i) for i in range(6)], [str(i) for i in range(6, 9)]
     jobs, caps, planner = {}, [], Scripted()
     async with running_cluster(config, loaded=loaded, planner=planner) as cluster:
@@ -135,9 +142,9 @@ async def test_everything_the_control_plane_asks_for_is_carried_out(tmp_path):
     assert [answers[name].tokens for name in pinned] == undisturbed
 
 
-async def test_a_planner_that_fails_changes_nothing(tmp_path):
+async def test_a_planner_that_fails_changes_nothing(tmp_path, loaded):
     config = make_config(tmp_path)
-    async with running_cluster(config, planner=Broken()) as cluster:
+    async with running_cluster(config, loaded=loaded, planner=Broken()) as cluster:
         await both_up(cluster)
         answers = await asyncio.gather(*(submit(cluster, str(i)) for i in range(4)))
         while not cluster.control_reading().plans_solved:
@@ -148,10 +155,10 @@ async def test_a_planner_that_fails_changes_nothing(tmp_path):
     assert all(len(answer.tokens) == LENGTH for answer in answers)
 
 
-async def test_a_loss_in_the_middle_of_a_change_does_not_stop_it(tmp_path):
+async def test_a_loss_in_the_middle_of_a_change_does_not_stop_it(tmp_path, loaded):
     """The instance dies once it was asked to end and holds nothing."""
     config = make_config(tmp_path)
-    async with running_cluster(config, planner=Scripted()) as cluster:
+    async with running_cluster(config, loaded=loaded, planner=Scripted()) as cluster:
         await both_up(cluster)
         stop, killed = cluster.transport.stop, []
 
@@ -177,24 +184,27 @@ async def test_a_loss_in_the_middle_of_a_change_does_not_stop_it(tmp_path):
         ({"planner": "oracle"}, "control.planner: unknown policy 'oracle'"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_at_start(tmp_path, options, field):
+def test_what_cannot_be_planned_is_refused_at_start(tmp_path, loaded, options, field):
     with pytest.raises(FieldError, match=field):
-        build_cluster(make_config(tmp_path, **options), tiny_model())
+        build_cluster(make_config(tmp_path, **options), loaded)
 
 
-def test_a_degree_without_a_profile_is_named_with_the_command_that_makes_one(tmp_path):
+def test_a_degree_without_a_profile_is_named_with_the_command_that_makes_one(tmp_path, loaded):
     config = make_config(tmp_path)
     (tmp_path / "steps_tp2.json").unlink()
     with pytest.raises(FieldError, match=r"control\.tp_degrees: .* stepserve profile .* --tp 2"):
-        build_cluster(config, tiny_model())
+        build_cluster(config, loaded)
 
 
-def test_an_instance_of_a_degree_has_so_many_shares_of_the_threads(tmp_path):
-    cluster = build_cluster(make_config(tmp_path), tiny_model())
+def test_an_instance_of_a_degree_is_so_many_processes(tmp_path, loaded):
+    cluster = build_cluster(make_config(tmp_path), loaded)
     pair = replace(cluster.specs[0], tp_degree=2, slot=TOGETHER[0])
     with ThreadPoolExecutor(1) as thread:
-        for spec, threads in ((cluster.specs[0], 1), (pair, 2)):
-            thread.submit(cluster.transport.build, spec, 0).result()
-            assert thread.submit(torch.get_num_threads).result() == threads
+        for spec, workers in ((cluster.specs[0], 0), (pair, 1)):
+            instance = thread.submit(cluster.transport.build, spec, 0).result()
+            assert thread.submit(torch.get_num_threads).result() == 1
+            assert len(multiprocessing.active_children()) == workers
+            instance.close()
+    assert not multiprocessing.active_children()
     for log in cluster.logs:
         log.close()

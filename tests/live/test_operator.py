@@ -12,6 +12,7 @@ from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.plan import Slot
 from stepserve.core.request import FinishReason
+from stepserve.engine.loader import load_model
 from stepserve.gateway.errors import install_error_handlers
 from stepserve.gateway.operator import add_operator
 from stepserve.live.operator import slots_for
@@ -20,11 +21,16 @@ from support.live_cluster import (
     collect,
     make_live_request,
     running_cluster,
-    tiny_model,
+    tiny_checkpoint,
 )
 from support.step_profiles import write_step_profiles
 
 LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load_model(tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
 
 
 def make_config(folder, instances=3):
@@ -51,8 +57,8 @@ async def until(cluster, *degrees):
     return state
 
 
-async def test_a_layout_asked_for_under_load_is_carried_out_and_no_answer_changes(tmp_path):
-    loaded, config = tiny_model(), make_config(tmp_path)
+async def test_a_layout_asked_for_under_load_is_carried_out_and_no_answer_changes(tmp_path, loaded):
+    config = make_config(tmp_path)
     async with running_cluster(config, loaded=loaded) as cluster:
         await until(cluster, 1, 1, 1)
         begun = asyncio.Event()
@@ -78,8 +84,8 @@ async def test_a_layout_asked_for_under_load_is_carried_out_and_no_answer_change
             assert (await submit(cluster, str(i))).tokens == answer.tokens
 
 
-async def test_a_drained_instance_goes_and_comes_back_when_asked_for(tmp_path):
-    async with running_cluster(make_config(tmp_path, instances=2)) as cluster:
+async def test_a_drained_instance_goes_and_comes_back_when_asked_for(tmp_path, loaded):
+    async with running_cluster(make_config(tmp_path, instances=2), loaded=loaded) as cluster:
         state = await until(cluster, 1, 1)
         jobs = [submit(cluster, str(i)) for i in range(4)]
         name = state["instances"][0]["id"]
@@ -96,8 +102,8 @@ async def test_a_drained_instance_goes_and_comes_back_when_asked_for(tmp_path):
         await until(cluster, 1, 1)
 
 
-async def test_what_cannot_be_is_refused_by_name(tmp_path):
-    async with running_cluster(make_config(tmp_path, instances=2)) as cluster:
+async def test_what_cannot_be_is_refused_by_name(tmp_path, loaded):
+    async with running_cluster(make_config(tmp_path, instances=2), loaded=loaded) as cluster:
         await until(cluster, 1, 1)
         app = FastAPI()
         install_error_handlers(app)

@@ -45,25 +45,27 @@ OUTPUT = 24
 
 @pytest.fixture(scope="module")
 def ray_of_two_cpus():
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 << 20,
-        _system_config={"worker_niceness": 0},
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPSERVE_TEST", str(os.getpid()))  # for ``forked``
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=100 << 20,
+            _system_config={"worker_niceness": 0},
+        )
     yield
     ray.shutdown()
 
 
 @contextlib.asynccontextmanager
 async def ray_cluster(**options):
-    """Both instances are up; at the end nothing of them is left in Ray, which goes on."""
-    config = ServeConfig(cluster="ray", instances=2, **options)
+    """Every instance is up; at the end nothing of them is left in Ray, which goes on."""
+    config = ServeConfig(cluster="ray", **{"instances": 2} | options)
     with RayCluster(config) as on_ray:
         loaded, host = families.describe(on_ray.config), on_ray.transport
         async with running_cluster(on_ray.config, loaded=loaded, host=host) as cluster:
-            await both_up(cluster)
+            await all_up(cluster)
             yield cluster
     assert ray.is_initialized()
     assert not [name for name in list_named_actors() if name.startswith("stepserve")]
@@ -74,8 +76,8 @@ async def ray_cluster(**options):
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("stepserve")]
 
 
-async def both_up(cluster):
-    while len(cluster.loop.scheduler.ledger.instances) < 2:
+async def all_up(cluster):
+    while len(cluster.loop.scheduler.ledger.instances) < len(cluster.specs):
         await asyncio.sleep(0.01)
 
 
@@ -113,7 +115,7 @@ async def test_a_killed_actor_is_replaced_and_answers_are_those_of_one_process(r
         assert await serve_all(cluster, 6, kill) == expected
         assert killed
         assert cluster.loop.losses == 1
-        await both_up(cluster)
+        await all_up(cluster)
         assert_at_rest(cluster)
 
 
@@ -137,6 +139,41 @@ async def test_split_requests_travel_between_actors(ray_of_two_cpus, tmp_path):
         assert cluster.control_reading().handovers == 6
         assert cluster.loop.losses == 0
         await at_rest(cluster)
+
+
+def forked():
+    """Processes of tensor-parallel groups in actors of ``ray_of_two_cpus``."""
+    found, mark = set(), f"STEPSERVE_TEST={os.getpid()}"
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if "forkserver" in (path / "cmdline").read_text():
+                found |= {path.name} if mark in (path / "environ").read_text() else set()
+    return found
+
+
+async def test_an_actor_of_a_degree_has_workers_that_end_with_it(ray_of_two_cpus, tmp_path):
+    """The one instance takes both CPUs. It is killed; the next gives the same answers."""
+    loaded = load_model(write_checkpoint(tmp_path))
+    profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
+    profile.save(tmp_path / families.BATCH_PROFILE)
+    options = {"model": str(tmp_path), "threads_per_instance": 1, "kv_pages": 200}
+    async with running_cluster(ServeConfig(instances=1, **options), loaded=loaded) as cluster:
+        whole = (await answer(cluster, "whole")).tokens
+    async with ray_cluster(**options, layout="2") as cluster:
+        (room,) = [g for g in placement_group_table().values() if g["state"] == "CREATED"]
+        assert room["bundles"] == {0: {"CPU": 2.0}}
+        assert (await answer(cluster, "a")).tokens == whole
+        group = forked()
+        assert len(group) == 2, "a worker, and the process that it was forked from"
+        cluster.transport.kill(cluster.specs[0].id)
+        while not cluster.loop.losses:
+            await asyncio.sleep(0.01)
+        await all_up(cluster)
+        assert (await answer(cluster, "b")).tokens == whole
+        while group & forked():
+            await asyncio.sleep(0.01)
+    while forked():
+        await asyncio.sleep(0.01)
 
 
 def started_from(folder):
@@ -197,11 +234,13 @@ def test_an_unknown_cluster_is_refused(word):
     assert error.value.field == "cluster"
 
 
-@pytest.mark.parametrize("change", [{"instances": 3}, {"instances": 2, "threads_per_instance": 2}])
+@pytest.mark.parametrize(
+    "change", [{"instances": 3}, {"instances": 2, "threads_per_instance": 2}, {"layout": "2,1"}]
+)
 def test_instances_that_no_node_has_room_for_are_refused(ray_of_two_cpus, change):
     with pytest.raises(FieldError) as error, RayCluster(ServeConfig(cluster="ray", **change)):
         pass
-    assert error.value.field == "instances"
+    assert error.value.field == ("layout" if "layout" in change else "instances")
 
 
 def test_a_planner_is_not_refused_on_one_node(ray_of_two_cpus):
@@ -231,16 +270,19 @@ def test_changes_of_the_layout_are_refused_on_several_nodes(monkeypatch, field, 
 
 
 @pytest.mark.parametrize(
-    ("nodes", "instances", "share"),
+    ("nodes", "degrees", "share"),
     [
-        ([2.0], 2, 1),
-        ([8.0, 8.0], 2, 8),
-        ([8.0, 8.0], 3, 4),
-        ([3.0, 3.0], 3, 1),
-        ([0.0, 4.0], 4, 1),
-        ([4.0], 5, 0),
-        ([], 1, 0),
+        ([2.0], (1, 1), 1),
+        ([8.0, 8.0], (1, 1), 8),
+        ([8.0, 8.0], (1, 1, 1), 4),
+        ([3.0, 3.0], (1, 1, 1), 1),
+        ([0.0, 4.0], (1, 1, 1, 1), 1),
+        ([4.0], (1,) * 5, 0),
+        ([], (1,), 0),
+        ([8.0], (2, 1), 2),
+        ([3.0, 3.0], (2, 2), 1),
+        ([3.0, 3.0], (2, 2, 2), 0),
     ],
 )
-def test_every_instance_gets_the_most_cpus_that_all_can_have_on_one_node(nodes, instances, share):
-    assert fair_share(nodes, instances) == share
+def test_every_share_gets_the_most_cpus_that_all_can_have_on_one_node(nodes, degrees, share):
+    assert fair_share(nodes, degrees) == share

@@ -136,7 +136,7 @@ async def test_requests_are_handed_over_between_processes(monkeypatch, tmp_path,
     torch.manual_seed(0)
     loaded = load_model(write_checkpoint(tmp_path))
     profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
-    monkeypatch.setattr(families, "batch_profile", lambda *_: profile)
+    monkeypatch.setattr(families, "batch_profile", lambda *_, **__: profile)
     monkeypatch.setattr(families, "AutoregressiveExecutor", WatchedExecutor)
     monkeypatch.setattr(WatchedExecutor, "copies", copies := [])
     host = threads(apart=apart)

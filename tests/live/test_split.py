@@ -186,7 +186,7 @@ def test_settings_that_mean_nothing_to_a_causal_model_are_refused(
     change,
     field,
 ):
-    monkeypatch.setattr("stepserve.live.families.batch_profile", lambda *_: profile)
+    monkeypatch.setattr("stepserve.live.families.batch_profile", lambda *_, **__: profile)
     with pytest.raises(FieldError) as error:
         deploy.build_cluster(ServeConfig(**ALONE | change), loaded)
     assert error.value.field == field

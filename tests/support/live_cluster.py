@@ -22,6 +22,7 @@ from stepserve.core.request import (
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
 from stepserve.live import deploy, families
+from support.diffusion_models import save_checkpoint
 
 VOCABULARY = 64
 
@@ -42,6 +43,23 @@ def tiny_model(seed=0, **changes):
     )
     model = DiffusionTransformer(config).eval()
     return LoadedModel(model, config, "tiny", (8, 16), 8, 32, (0, 1))
+
+
+def tiny_checkpoint(folder, seed=0):
+    """``tiny_model`` in files: what processes can have shares of."""
+    raw = {
+        "architectures": ["LLaDAModelLM"],
+        "d_model": 32,
+        "n_heads": 2,
+        "n_layers": 2,
+        "mlp_hidden_size": 64,
+        "vocab_size": VOCABULARY,
+        "max_sequence_length": 256,
+        "mask_token_id": 1,
+        "eos_token_id": 2,
+        "stepserve": {"block_lengths": [8, 16], "suppressed_token_ids": [0, 1]},
+    }
+    return save_checkpoint(folder, raw, tiny_model(seed).model)
 
 
 def make_live_request(
@@ -103,7 +121,9 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None, 
 
         return unittest.mock.patch.object(families, name, CountedExecutor)
 
-    with counted("DiffusionExecutor"), counted("AutoregressiveExecutor"):
+    with contextlib.ExitStack() as patches:
+        for name in ("Diffusion", "Autoregressive", "Parallel", "ParallelCausal"):
+            patches.enter_context(counted(f"{name}Executor"))
         cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner, host)
         cluster.start()
         try:

@@ -1,6 +1,7 @@
 """``stepserve profile``: measure the step-time table of a model on this machine."""
 
 import argparse
+import contextlib
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from stepserve.cost.step_table import StepProfile
 
 if TYPE_CHECKING:
     from stepserve.engine.loader import LoadedModel
+    from stepserve.live.families import AnyExecutor
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,27 +42,29 @@ def run(args: argparse.Namespace) -> int:
 
     Of a causal model, batches of prefills and decodes are measured instead of steps.
 
-    Degree g is measured as the in-process cluster runs it: one process on g shares of threads.
+    Degree g is measured as it is served: g processes with a share of the model each.
     """
     import torch
 
-    from stepserve.engine.executor import DiffusionExecutor
     from stepserve.engine.profiling import measure
-    from stepserve.live.families import BATCH_PROFILE, load
+    from stepserve.live.families import BATCH_PROFILE, load, lone_executor
 
     out: Path = vars(args).get("out") or Path(
         "step_profile.json" if args.tp == 1 else f"step_profile_tp{args.tp}.json"
     )
-    threads = args.threads * args.tp
-    config = ServeConfig(model=args.model, device=args.device, dtype=args.dtype)
+    config = ServeConfig(
+        model=args.model, device=args.device, dtype=args.dtype, layout=str(args.tp)
+    )
     loaded = load(config)
-    torch.set_num_threads(threads)
-    if loaded.family is Family.AUTOREGRESSIVE:
-        return _batches(loaded, threads, args.repeats, vars(args).get("out") or Path(BATCH_PROFILE))
-    executor = DiffusionExecutor(loaded, threads=threads)
-    seconds = measure(executor, loaded.default_block_length, args.repeats)
+    torch.set_num_threads(args.threads)
+    with contextlib.closing(lone_executor(config, loaded, args.tp, args.threads)) as executor:
+        if loaded.family is Family.AUTOREGRESSIVE:
+            out = vars(args).get("out") or Path(BATCH_PROFILE)
+            return _batches(loaded, executor, args.threads, args.repeats, out)
+        seconds = measure(executor, loaded.default_block_length, args.repeats)
     source = (
-        f"measured: {loaded.name}, {args.device}, {args.dtype}, {threads} threads, "
+        f"measured: {loaded.name}, {args.device}, {args.dtype}, degree {args.tp} of "
+        f"{args.threads} threads, "
         f"{platform.machine()}, median of {args.repeats}"
     )
     StepProfile(tuple(seconds), tuple(seconds.values()), source).save(out)
@@ -71,12 +75,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _batches(loaded: "LoadedModel", threads: int, repeats: int, out: Path) -> int:
+def _batches(
+    loaded: "LoadedModel", executor: "AnyExecutor", threads: int, repeats: int, out: Path
+) -> int:
     from stepserve.engine import causal_profiling as grid
     from stepserve.live.families import batch_profile
 
     axes = grid.PREFILL_TOKENS, grid.CONTEXT_TOKENS, grid.DECODES
-    profile = batch_profile(loaded, threads, *axes, repeats=repeats)
+    profile = batch_profile(loaded, threads, *axes, repeats=repeats, executor=executor)
     print(profile.source)
     for mix, seconds in profile.steps:
         what = f"{mix.prefill_tokens:5d} prefilled, {mix.decodes:3d} decoded"

@@ -15,10 +15,12 @@ OPTIONS = {
     "model": "'bundled', or the folder of a checkpoint in Hugging Face layout",
     "host": "address to listen on",
     "port": "port to listen on",
-    "instances": "model instances",
+    "instances": "model instances, of degree 1",
+    "layout": "in their place, the tensor-parallel degree of each instance, such as 2,1: so many "
+    "shares of the model, each a process, or a GPU",
     "cluster": "where they live: local (this process), ray (started here), ray://auto (the Ray "
     "cluster of this machine) or ray://HOST:PORT (a Ray client server)",
-    "threads_per_instance": "CPU threads of each instance; 0 shares the cores evenly",
+    "threads_per_instance": "CPU threads of each instance, or share of one; 0: the cores evenly",
     "device": "torch device, such as cpu or cuda:0",
     "dtype": "float32, float16 or bfloat16",
     "profile": "step-time table from `stepserve profile`, if the model's folder has none",

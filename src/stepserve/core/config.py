@@ -200,8 +200,9 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     instances: int = 2
+    layout: str = ""  # tensor-parallel degree of each instance at the start: 2,1; default: all 1
     cluster: str = "local"  # where instances live: local, ray, ray://auto or ray://HOST:PORT
-    threads_per_instance: int = 0  # 0: share the cores evenly
+    threads_per_instance: int = 0  # a degree's: each of its shares; 0: even ones
     device: str = "cpu"
     dtype: str = "float32"
     profile: str = ""  # step-time table; default: the one in the model's folder
@@ -228,8 +229,16 @@ class ServeConfig:
     )
     control: ControlConfig = ControlConfig()
 
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The tensor-parallel degree of each instance at the start."""
+        return tuple(map(int, self.layout.split(","))) if self.layout else (1,) * self.instances
+
     def __post_init__(self) -> None:
         """Raises FieldError naming the value that makes no sense."""
+        words = [word.strip() for word in self.layout.split(",")]
+        ok = not self.layout or all(word.isdecimal() and int(word) for word in words)
+        _check(ok, "layout", f"{self.layout!r} is not a list of degrees, such as 2,1")
         for name in ("instances", "max_residents", "kv_pages", "page_tokens"):
             _check(getattr(self, name) >= 1, name, "must be at least 1")
         _check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")

@@ -1,6 +1,7 @@
 """Measured batches of a causal model: what its batch-time tables begin with."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ _ANYWHERE = InstanceSpec(InstanceId("profiled"), 1, 1, 1, 1)
 class BatchProfile:
     """``steps``: batches and their seconds, measured as ``source`` says; ``line`` fits them.
 
-    ``learned``: what was measured later, while serving. Of an instance of tensor-parallel degree 1.
+    ``learned``: what was measured later, while serving. Of instances of one tensor-parallel degree.
     """
 
     line: Roofline
@@ -55,12 +56,17 @@ class BatchProfile:
         line = self.line.fitted((*self.steps, *learned))
         return dataclasses.replace(self, line=line, learned=tuple(learned))
 
-    def table(self) -> BatchTable:
-        """A table that has learned the measured batches and nothing else."""
-        table = BatchTable({1: self.line})
-        for mix, seconds in (*self.steps, *self.learned):
+    def table(self, degrees: Sequence[int] = (1,)) -> BatchTable:
+        """A table that has learned the measured batches and nothing else.
+
+        Every tensor-parallel degree begins with the same times, and learns its own.
+        """
+        table = BatchTable(dict.fromkeys(degrees, self.line))
+        measured = (*self.steps, *self.learned)
+        for degree, (mix, seconds) in itertools.product(degrees, measured):
+            spec = dataclasses.replace(_ANYWHERE, tp_degree=degree)
             rows = mix.decodes + (mix.prefill_tokens > 0)
-            table.observe(mix.prefill_tokens + mix.decodes, rows, _ANYWHERE, seconds, mix)
+            table.observe(mix.prefill_tokens + mix.decodes, rows, spec, seconds, mix)
         return table
 
     def save(self, path: Path) -> None:

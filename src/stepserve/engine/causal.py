@@ -75,13 +75,17 @@ class AutoregressiveExecutor(PackedExecutor[CausalRow, Chunk]):
         batches, so it never has keys and values of a running step. Raises StepserveError for
         positions that are not computed.
         """
+        kv = self.read_kv(request_id, start, stop)
+        sums = checksums(kv, start, self._pool.page_tokens)
+        return KvChunk(request_id, epoch, start, stop, sums, kv)
+
+    def read_kv(self, request_id: RequestId, start: int, stop: int) -> Tensor:
+        """What this rank holds of positions ``[start, stop)``: ``export_kv``'s data, own heads."""
         row = self._rows.get(request_id)
         if row is None or not 0 <= start < stop <= row.held:
             held = 0 if row is None else row.held
             raise StepserveError(f"{request_id}: inputs {start} to {stop} of {held} asked")
-        kv = self._pool.kv.index_select(1, row.slots[start:stop]).cpu()
-        sums = checksums(kv, start, self._pool.page_tokens)
-        return KvChunk(request_id, epoch, start, stop, sums, kv)
+        return self._pool.kv.index_select(1, row.slots[start:stop]).cpu()
 
     def import_kv(self, chunk: KvChunk) -> bool:
         """Write a chunk, in any order, into pages of a request that has run no step here.
@@ -95,24 +99,30 @@ class AutoregressiveExecutor(PackedExecutor[CausalRow, Chunk]):
         if row is None or row.started or not isinstance(kv, Tensor):
             return False
         longest = row.request.prompt_tokens + row.request.max_output_tokens
-        layers, _, *rest = self._pool.kv.shape
+        layers, _, _, _, head_dim = self._pool.kv.shape
+        tokens, heads = chunk.stop - chunk.start, self.config.kv_heads
         if (
             not 0 <= chunk.start < chunk.stop <= longest
-            or kv.shape != (layers, chunk.stop - chunk.start, *rest)
+            or kv.shape != (layers, tokens, 2, heads, head_dim)
             or kv.dtype != self._dtype
             or checksums(kv, chunk.start, self._pool.page_tokens) != chunk.checksums
         ):
             return False
+        own = kv[..., self._own_heads.start : self._own_heads.stop, :]
+        return self.write_kv(chunk.request_id, chunk.start, chunk.stop, own)
+
+    def write_kv(self, request_id: RequestId, start: int, stop: int, own: Tensor) -> bool:
+        """Write the rank's own heads of a chunk that was found good; False without free pages."""
+        row = self._rows[request_id]
         try:
-            self._grow(row, chunk.stop)
+            self._grow(row, stop)
         except CapacityError:
             return False
-        slots = row.slots[chunk.start : chunk.stop]
-        self._pool.kv.index_copy_(1, slots, kv.to(self._device))
-        row.landed.append((chunk.start, chunk.stop))
-        for start, stop in sorted(row.landed):
-            if start <= row.held:
-                row.held = max(row.held, stop)
+        self._pool.kv.index_copy_(1, row.slots[start:stop], own.to(self._device))
+        row.landed.append((start, stop))
+        for begin, end in sorted(row.landed):
+            if begin <= row.held:
+                row.held = max(row.held, end)
         return True
 
     def _plan(self, step: Step) -> Chunk | StepOutcome:

@@ -4,20 +4,26 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Protocol
 
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import KvChunk, Payload
+from stepserve.core.protocols import KvPages
 from stepserve.core.request import Family, Progress, Request
 from stepserve.core.step import Batch, Mix, Step, StepKind
-from stepserve.engine.causal import AutoregressiveExecutor
+from stepserve.engine.profiling import Measurable
 
 PREFILL_TOKENS = (0, 64, 256, 1024)
 CONTEXT_TOKENS = (0, 128, 1024)
 DECODES = (0, 1, 4, 16)
 
 
+class MeasurableCausal(Measurable, KvPages, Protocol):
+    """One whose keys and values can be had and given."""
+
+
 def measure_grid(
-    executor: AutoregressiveExecutor,
+    executor: MeasurableCausal,
     prefills: Sequence[int] = PREFILL_TOKENS,
     contexts: Sequence[int] = CONTEXT_TOKENS,
     decodes: Sequence[int] = DECODES,
@@ -54,7 +60,7 @@ def measure_grid(
     return points
 
 
-def _computed(executor: AutoregressiveExecutor, tokens: int) -> KvChunk | None:
+def _computed(executor: MeasurableCausal, tokens: int) -> KvChunk | None:
     """Keys and values of a prompt, if there is room for it and a token more."""
     step = Step(RequestId("profile"), StepKind.PREFILL, tokens, tokens)
     if not _add(executor, step):
@@ -66,7 +72,7 @@ def _computed(executor: AutoregressiveExecutor, tokens: int) -> KvChunk | None:
 
 
 def _seconds(
-    executor: AutoregressiveExecutor, steps: Sequence[Step], held: KvChunk | None
+    executor: MeasurableCausal, steps: Sequence[Step], held: KvChunk | None
 ) -> float | None:
     """Seconds of the batch, whose rows start from ``held``; None if they do not fit."""
     try:
@@ -82,7 +88,7 @@ def _seconds(
             executor.remove(step.request_id)
 
 
-def _add(executor: AutoregressiveExecutor, step: Step) -> bool:
+def _add(executor: MeasurableCausal, step: Step) -> bool:
     """Hold a request whose prompt ends with the step; False if it is too long for the model."""
     prompt, token = step.context_tokens, executor.config.vocab_size // 2
     if prompt + 1 > executor.config.max_positions:

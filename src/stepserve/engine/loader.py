@@ -3,6 +3,7 @@
 What is supported stands in ``architectures``; anything else is refused with the list of it.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from stepserve.core.errors import FieldError
 from stepserve.core.request import Family
 from stepserve.engine.architectures import ARCHITECTURES, Architecture, refuse_value
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.parallel import ALONE, Group, Share, parallelize
 from stepserve.engine.special_tokens import read_json, token_ids
 
 DEFAULT_BLOCK_LENGTHS = (4, 8, 16, 32, 64)
@@ -29,6 +32,7 @@ class LoadedModel:
 
     ``suppressed_token_ids`` must never be written into an output (mask, padding, ...).
     Block lengths mean nothing to an autoregressive model; a block-causal one has its own.
+    ``folder`` is where it was loaded from, ``group`` the ranks it is split over.
     """
 
     model: DiffusionTransformer
@@ -39,15 +43,25 @@ class LoadedModel:
     default_max_tokens: int
     suppressed_token_ids: tuple[int, ...]
     family: Family = Family.DIFFUSION
+    folder: Path | None = None
+    group: Group = ALONE
 
 
 def load_model(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Path | str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    group: Group = ALONE,
 ) -> LoadedModel:
-    """Load a checkpoint directory. On the device ``meta`` no weights are read.
+    """Load a checkpoint directory: a rank of a ``group`` reads its share of the weights only.
+
+    On a CPU, in the checkpoint's own dtype, what is read stays in the mapped file, which all
+    processes of a node share; parts of rows are copied. On the device ``meta`` no weights are
+    read.
 
     Raises FieldError (field ``model``) that says what is wrong: no config.json, an unknown
-    architecture or option, tensors that are missing, unexpected or of another shape.
+    architecture or option, tensors that are missing, unexpected or of another shape; (field
+    ``tp_degree``) for a group that the model cannot be split over.
     """
     folder = Path(directory)
     raw = read_json(folder / "config.json")
@@ -60,9 +74,11 @@ def load_model(
         config = architecture.config(raw)
     except KeyError as missing:
         raise FieldError("model", f"config.json lacks {missing}") from None
-    with torch.device("meta"):  # no memory, no random initialisation: every weight is loaded
+    with _Unloaded():
         model = DiffusionTransformer(config)
-    tensors = _load_tensors(folder, model, architecture, device, dtype)
+    tensors = _load_tensors(folder, model, architecture, device, dtype, group)
+    if group.size > 1:
+        parallelize(model, group)
     model.load_state_dict(tensors, assign=True)
     model.set_rotary_tables(torch.device(device))
     extra = raw.get("stepserve", {})
@@ -82,7 +98,26 @@ def load_model(
         default_max_tokens=extra.get("default_max_tokens", DEFAULT_MAX_TOKENS),
         suppressed_token_ids=tuple(sorted(suppressed - {None})),
         family=architecture.family,
+        folder=folder,
+        group=group,
     )
+
+
+class _Unloaded(TorchFunctionMode):
+    """Models are made without memory for weights and without drawing any.
+
+    ``torch.device("meta")`` alone would do the first only, and import a compiler for seconds.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is nn.init.normal_:
+            return given["tensor"]
+        if func is torch.empty:
+            given["device"] = "meta"
+        return func(*args, **given)
 
 
 def _architecture(raw: Mapping[str, Any]) -> Architecture:
@@ -105,45 +140,68 @@ def _load_tensors(
     architecture: Architecture,
     device: torch.device | str,
     dtype: torch.dtype,
+    group: Group,
 ) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names; FieldError lists what does not fit."""
+    """The checkpoint's tensors under our names, or the rank's share of them.
+
+    FieldError lists what does not fit.
+    """
+    share = None if group.size == 1 else Share.of(model.config, group.rank, group.size)
     files = _tensor_files(folder)
-    config, ours = model.config, model.state_dict()
+    config, ours = model.config, dict(model.state_dict())
+    tied_head: tuple[str, ...] = ()
+    if config.tie_embeddings:  # a checkpoint may hold a copy of a tied head; it is not read
+        tied_head = _sources(architecture, "head.weight", config)
+        del ours["head.weight"]
     sources = {name: _sources(architecture, name, config) for name in ours}
-    tied_head = sources["head.weight"] if config.tie_embeddings else ()
-    if tied_head:  # a checkpoint may hold a copy of a tied head; it is not read
-        sources["head.weight"] = sources["embed.weight"]
     wanted = {theirs for names in sources.values() for theirs in names}
     found = {name for name in files if not name.endswith(".inv_freq")} - {*tied_head}
     _refuse("missing tensors", sorted(wanted - found))
     _refuse("unexpected tensors", sorted(found - wanted))
-    read: dict[str, Tensor] = {}
-    for path in sorted(set(files.values())):
-        described = str(device) == "meta"
-        with safe_open(path, framework="pt", device="cpu" if described else str(device)) as file:
-            for name in wanted.intersection(file.keys()):
-                # How an expert is chosen must not depend on the precision of the rest.
-                exact = name.endswith(".expert_bias")
-                kept = torch.float32 if exact else dtype
-                if described:
-                    shape = file.get_slice(name).get_shape()
-                    read[name] = torch.empty(shape, dtype=kept, device=device)
-                else:
-                    read[name] = file.get_tensor(name).to(kept)
+    described = torch.device(device).type == "meta"
     tensors: dict[str, Tensor] = {}
-    misfits: list[str] = []
-    for name, weight in ours.items():
-        rows, parts = architecture.own_rows(name, config), [read[n] for n in sources[name]]
-        shape = weight.shape if len(parts) == 1 else weight.shape[1:]
-        misfits += [
-            f"{theirs} {tuple(part.shape)} instead of {tuple(shape)}"
-            for theirs, part in zip(sources[name], parts, strict=True)
-            if part[rows].shape != shape
-        ]
-        if not misfits:
-            tensors[name] = parts[0][rows] if len(parts) == 1 else torch.stack(parts)
-    _refuse("tensors of another shape", sorted(misfits))
+    with contextlib.ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+        for path in sorted(set(files.values())):
+            where = "cpu" if described else str(device)
+            opened[path] = stack.enter_context(safe_open(path, framework="pt", device=where))
+        stored = {theirs: opened[files[theirs]] for theirs in wanted}
+        _refuse("tensors of another shape", _misfits(architecture, config, ours, stored))
+        for name, weight in ours.items():
+            # How an expert is chosen must not depend on the precision of the rest.
+            kept = torch.float32 if name.endswith("router.bias") else dtype
+            if described:
+                tensors[name] = torch.empty(weight.shape, dtype=kept, device=device)
+                continue
+            rows, parts = architecture.own_rows(name, config), []
+            for theirs in sources[name]:
+                if share is None and rows == slice(None):
+                    part = stored[theirs].get_tensor(theirs)  # of a CPU: stays in the file
+                else:
+                    tensor = stored[theirs].get_slice(theirs)
+                    part = tensor[rows] if share is None else share.read(name, tensor, rows)
+                parts.append(part.to(kept))
+            tensors[name] = parts[0] if weight.dim() < 3 else torch.stack(parts)
+    if config.tie_embeddings:
+        tensors["head.weight"] = tensors["embed.weight"]
     return tensors
+
+
+def _misfits(
+    architecture: Architecture,
+    config: ModelConfig,
+    ours: Mapping[str, Tensor],
+    stored: Mapping[str, Any],
+) -> list[str]:
+    """Tensors of a checkpoint, ``stored`` in open files, that have not the shape of ours."""
+    misfits = set()
+    for name, weight in ours.items():
+        rows, expected = architecture.own_rows(name, config), tuple(weight.shape[-2:])
+        for theirs in _sources(architecture, name, config):
+            shape = tuple(stored[theirs].get_slice(theirs).get_shape())
+            if (*(len(range(n)[rows]) for n in shape[:1]), *shape[1:]) != expected:
+                misfits.add(f"{theirs} {shape} instead of {expected}")
+    return sorted(misfits)
 
 
 def _sources(architecture: Architecture, name: str, config: ModelConfig) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ the model together (``_execute``), and a row that fails is freed while its neigh
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -24,7 +25,9 @@ from stepserve.engine.graphs import CachedRow, Replay
 from stepserve.engine.inputs import Packed
 from stepserve.engine.kv_pages import PagePool
 from stepserve.engine.loader import LoadedModel
+from stepserve.engine.parallel import Share
 from stepserve.engine.sampling import Answers, Position, answer
+from stepserve.engine.vocabulary import answer_apart
 
 RowResult = tuple[StepOutcome, tuple[SettledToken, ...]]
 
@@ -51,7 +54,9 @@ WorkT = TypeVar("WorkT", bound=RowWork)
 class PackedExecutor(ABC, Generic[RowT, WorkT]):
     """Holds requests and their pages, and runs batches of their steps.
 
-    Not thread-safe: one thread calls ``add``, ``run`` and ``remove``.
+    Not thread-safe: one thread calls ``add``, ``run`` and ``remove``. Of a model that is split
+    over ranks, each has an executor that is told the same (``workers``); the tokens chosen are
+    rank 0's, so that no rounding can part them.
     """
 
     FAMILY: Family
@@ -82,8 +87,10 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         self._device, self._dtype = weight.device, weight.dtype
         suppressed = {*loaded.suppressed_token_ids, self.config.mask_token_id} - {None}
         self._suppressed = torch.tensor(sorted(suppressed), dtype=torch.int64, device=self._device)
+        self._group = loaded.group
+        self._own_heads = Share.of(self.config, self._group.rank, self._group.size).kv_heads
         self._pool = PagePool(
-            self.config,
+            replace(self.config, kv_heads=len(self._own_heads)),
             page_tokens=page_tokens,
             capacity=page_capacity,
             device=self._device,
@@ -132,6 +139,9 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         row = self._rows.pop(request_id, None)
         if row is not None:
             self._pool.release(row.pages)
+
+    def close(self) -> None:
+        """Nothing is to be ended: that is for executors of several processes."""
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> BatchResult:
@@ -198,10 +208,11 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
     def _answers(self, hidden: Tensor, read: Sequence[int], asked: Sequence[Position]) -> Answers:
         """Tokens at the asked positions, from slices of logits of bounded size.
 
-        ``read`` has the index in ``hidden`` of the state that answers each of them.
+        ``read`` has the index in ``hidden`` of the state that answers each of them. Of a model that
+        is split, a rank's logits are a slice of the vocabulary as they are.
         """
-        answers = Answers()
-        simple = [i for i, position in enumerate(asked) if wants_mode(position)]
+        answers, split = Answers(), self._group.size > 1
+        simple = [] if split else [i for i, position in enumerate(asked) if wants_mode(position)]
         if simple:
             states, positions = self._states(hidden, read, simple), [asked[i] for i in simple]
             answers.extend(modes(self.model, states, positions, self._never))
@@ -212,8 +223,14 @@ class PackedExecutor(ABC, Generic[RowT, WorkT]):
         for start in range(0, len(other), size):
             some = other[start : start + size]
             logits = self.model.logits(self._states(hidden, read, some))
-            answers.extend(answer(logits, [asked[i] for i in some], self._suppressed))
-        return in_order(answers, simple + other)
+            answers.extend(self._chosen(logits, [asked[i] for i in some]))
+        return self._group.broadcast(in_order(answers, simple + other))
+
+    def _chosen(self, logits: Tensor, asked: Sequence[Position]) -> Answers:
+        """From the logits of all tokens, or of those that this rank has a share of."""
+        if self._group.size == 1:
+            return answer(logits, asked, self._suppressed)
+        return answer_apart(logits, asked, self._suppressed, self.config.vocab_size, self._group)
 
     def _states(self, hidden: Tensor, read: Sequence[int], some: Sequence[int]) -> Tensor:
         index = torch.tensor([read[i] for i in some], dtype=torch.int64)

@@ -2,20 +2,28 @@
 
 import statistics
 from collections.abc import Iterator
+from typing import Protocol
 
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
+from stepserve.core.protocols import Executor
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
 from stepserve.core.step import Batch, Step, StepKind
 
-from .executor import DiffusionExecutor
+from .models.transformer import ModelConfig
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 FULL_TOKENS = 128
 """Prompt and canvas of every row: what a recompute step executes of it."""
 
 
-def measure(executor: DiffusionExecutor, block_tokens: int, repeats: int) -> dict[int, float]:
+class Measurable(Executor, Protocol):
+    """An executor that tells the shape of its model."""
+
+    config: ModelConfig
+
+
+def measure(executor: Measurable, block_tokens: int, repeats: int) -> dict[int, float]:
     """Median seconds of a batch, by tokens executed.
 
     Each width of ``ROWS`` is timed for a recompute step (``FULL_TOKENS`` a row) and for the
@@ -32,7 +40,7 @@ def measure(executor: DiffusionExecutor, block_tokens: int, repeats: int) -> dic
 
 
 def _runs(
-    executor: DiffusionExecutor, block_tokens: int, width: int, count: int
+    executor: Measurable, block_tokens: int, width: int, count: int
 ) -> Iterator[tuple[float, float]]:
     """Seconds of one recompute batch and of the cached batch after it, ``count`` times."""
     prompt = FULL_TOKENS - block_tokens
@@ -64,7 +72,7 @@ def _runs(
 
 
 def _batch_seconds(
-    executor: DiffusionExecutor, requests: list[Request], kind: StepKind, query_tokens: int
+    executor: Measurable, requests: list[Request], kind: StepKind, query_tokens: int
 ) -> float:
     """At threshold 1 a step settles a single token, so two steps never finish a row."""
     steps = tuple(Step(r.id, kind, query_tokens, FULL_TOKENS, 1.0) for r in requests)

@@ -36,7 +36,7 @@ from .counters import Counters
 from .event_log import EventLog
 from .families import (
     Recipe,
-    cores_per_instance,
+    cores_per_share,
     describe,
     load,
     make_header,
@@ -121,14 +121,15 @@ def build_cluster(
     """Assemble schedulers, executors and transport around a loaded model.
 
     In-process instances share the model's weights; each has its own pages and its own
-    scheduler. ``planner`` replaces the configured one. ``host``: where else instances live; then
-    ``loaded`` may be without weights.
+    scheduler. An instance of degree g is g processes with a share of the model each.
+    ``planner`` replaces the configured one. ``host``: where else instances live; then ``loaded``
+    may be without weights.
     """
     header = make_header(config, loaded)
     recipe = Recipe(config, header)
     planner = planner or make_planner(header.control)
     scheduler = new_global(header)
-    specs = tuple(_first_spec(config, index) for index in range(config.instances))
+    specs = _first_specs(config)
     new_local(header, specs[0])  # refuses unknown policies now
     log = StepLog(Path(config.log_steps)) if config.log_steps else None
     predictor = SharedPredictor(recipe.predictor(), log)
@@ -136,7 +137,8 @@ def build_cluster(
     listeners = [*listeners, counters.note]
     logs: list[EventLog | KeptBatches | SharedPredictor] = [predictor]
     if header.batches is not None and config.keep_profile:
-        kept = KeptBatches(Path(config.keep_profile), header.batches)
+        lowest = header.control.tp_degrees[0]
+        kept = KeptBatches(Path(config.keep_profile), header.batches, lowest)
         listeners.append(kept.note)
         logs.append(kept)
     if config.events:
@@ -159,17 +161,22 @@ def build_cluster(
     return Cluster(loop, transport, frontend, specs, counters, operator, tuple(logs))
 
 
-def _first_spec(config: ServeConfig, index: int) -> InstanceSpec:
-    """An instance on one share: what a GPU is to a cluster, a share of the threads is here."""
-    slot = Slot(0, (index,))
-    return InstanceSpec(
-        id=slot_id(slot),
-        tp_degree=1,
-        page_capacity=config.kv_pages,
-        page_tokens=config.page_tokens,
-        max_residents=config.max_residents,
-        slot=slot,
-    )
+def _first_specs(config: ServeConfig) -> tuple[InstanceSpec, ...]:
+    """Instances side by side; pages and places grow with the shares (or GPUs) of each."""
+    specs, first = [], 0
+    for degree in config.degrees:
+        slot = Slot(0, tuple(range(first, first + degree)))
+        first += degree
+        spec = InstanceSpec(
+            id=slot_id(slot),
+            tp_degree=degree,
+            page_capacity=config.kv_pages * degree,
+            page_tokens=config.page_tokens,
+            max_residents=config.max_residents * degree,
+            slot=slot,
+        )
+        specs.append(spec)
+    return tuple(specs)
 
 
 def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> FastAPI:
@@ -191,7 +198,7 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
     load_gauges = LoadGauges(
         frontend.running, frontend.waiting, frontend.kv_usage, cluster.control_reading
     )
-    pages = config.kv_pages * config.instances
+    pages = sum(spec.page_capacity for spec in cluster.specs)
     metrics = PrometheusMetrics(loaded.name, load_gauges, config.page_tokens, pages)
     tokenizer = TextTokenizer.from_folder(model_folder(config.model))
     app = create_app(frontend, tokenizer, card, config, metrics)
@@ -257,12 +264,12 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
     async def run() -> None:
         cluster.start()
         logger.info(
-            "serving %s on http://%s:%d: %d instances, %d threads each",
+            "serving %s on http://%s:%d: instances of degree %s, %d threads a share",
             loaded.name,
             config.host,
             config.port,
-            config.instances,
-            cores_per_instance(config),
+            ", ".join(map(str, config.degrees)),
+            cores_per_share(config),
         )
         watch = asyncio.ensure_future(leave_if_nothing_starts())
         try:
@@ -274,7 +281,7 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
     async def leave_if_nothing_starts() -> None:
         """A cluster of which no instance could be built is a mistake to be seen at once."""
         while not cluster.loop.ever_up:
-            if len(cluster.loop.lost_ids) >= config.instances:
+            if len(cluster.loop.lost_ids) >= len(config.degrees):
                 logger.error("no instance could be started")
                 server.should_exit = True
             await asyncio.sleep(0.1)

@@ -5,6 +5,7 @@ the transport to the gateway, is the same. An event log's header holds what sche
 with, so a replay makes them here, too.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -21,8 +22,10 @@ from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError
+from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel, Executor, StepPredictor
+from stepserve.core.plan import Slot
+from stepserve.core.protocols import CostModel, KvPages, StepPredictor
 from stepserve.core.request import Family
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.boosted_steps import HEALING_RATE, BoostedSteps, StepModel
@@ -34,6 +37,8 @@ from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.causal_profiling import measure_grid
 from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel, load_model
+from stepserve.engine.parallel import Share
+from stepserve.engine.workers import ParallelCausalExecutor, ParallelExecutor, Setup, prepare
 
 from .event_log import Header
 from .hub import is_hub_name, snapshot
@@ -41,6 +46,8 @@ from .instance import Instance
 from .recording import Listener
 
 logger = logging.getLogger(__name__)
+
+AnyExecutor = DiffusionExecutor | AutoregressiveExecutor | ParallelExecutor
 
 BUNDLED = Path(stepserve.engine.bundled.__file__).parent / "model"
 BATCH_PROFILE = "batch_profile.json"
@@ -50,7 +57,6 @@ COPY_BYTES_PER_S, COPY_S = 1e9, 0.002
 
 FORECAST_TOKENS = 64
 """Decoded tokens between forecasts of a causal request: its length is all they foretell."""
-
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -65,9 +71,12 @@ class Recipe:
     config: ServeConfig
     header: Header
 
-    def load(self) -> LoadedModel:
-        """The model. Raises FieldError if it or its device cannot be had."""
-        return load(self.config)
+    def load(self, degree: int) -> LoadedModel:
+        """The model for an instance of a degree; above 1 its workers read the weights themselves.
+
+        Raises FieldError if it or its device cannot be had.
+        """
+        return load(self.config) if degree == 1 else describe(self.config)
 
     def predictor(self) -> StepPredictor:
         """A fresh predictor of what requests still need."""
@@ -84,21 +93,28 @@ class Recipe:
         now_s: Callable[[], float],
         listeners: Sequence[Listener],
     ) -> Instance:
-        """An instance, on the thread that will run it: one of degree g has g shares of threads."""
-        threads = cores_per_instance(self.config) * spec.tp_degree
+        """An instance, on the thread that will run it: one of degree g is g processes."""
+        threads = cores_per_share(self.config)
         torch.set_num_threads(threads)
-        local, executor = new_local(self.header, spec), new_executor(loaded, spec, threads)
+        local = new_local(self.header, spec)
+        executor = make_executor(self.config, loaded, spec, threads)
         return Instance(local, executor, predictor, now_s, incarnation, listeners)
 
 
 def load(config: ServeConfig) -> LoadedModel:
-    """Load the configured model onto the configured device."""
+    """Load the configured model onto the configured device.
+
+    Without its weights if no instance will ever have all of it.
+    """
     dtype = _dtype(config)
     try:
         device = torch.device(config.device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise FieldError("device", f"{config.device!r} cannot be used: {error}") from error
+    lasts = config.control.planner == "none" and not config.operator_api
+    if lasts and min(config.degrees) > 1:
+        return describe(config)
     return load_model(model_folder(config.model), device, dtype)
 
 
@@ -121,18 +137,21 @@ def model_folder(name: str) -> Path:
     return folder
 
 
-def cores_per_instance(config: ServeConfig) -> int:
-    """CPU threads of each instance: as configured, else the cores shared out evenly."""
+def cores_per_share(config: ServeConfig) -> int:
+    """CPU threads of each share: as configured, else the cores shared out evenly.
+
+    An instance of tensor-parallel degree g has g shares, each a process of its own.
+    """
     if config.threads_per_instance:
         return config.threads_per_instance
-    return max(1, len(os.sched_getaffinity(0)) // config.instances)
+    return max(1, len(os.sched_getaffinity(0)) // sum(config.degrees))
 
 
 def make_header(config: ServeConfig, loaded: LoadedModel) -> Header:
-    """What schedulers are made of. Raises FieldError for what the family cannot be served with."""
+    """What schedulers are made of. Raises FieldError for what the model cannot be served with."""
     if loaded.family is Family.AUTOREGRESSIVE:
         return _causal(config, loaded)
-    return _diffusion(config)
+    return _diffusion(config, loaded)
 
 
 def new_global(header: Header) -> GlobalScheduler:
@@ -151,35 +170,76 @@ def new_local(header: Header, spec: InstanceSpec) -> LocalScheduler:
     return assemble_local(header.control, spec, _cost(header))
 
 
-def new_executor(loaded: LoadedModel, spec: InstanceSpec, threads: int) -> Executor:
-    """The executor of an instance, with pages of its own."""
+def make_executor(
+    config: ServeConfig, loaded: LoadedModel, spec: InstanceSpec, threads: int
+) -> AnyExecutor:
+    """What runs an instance's steps, with so many CPU threads for each of its shares."""
     causal = loaded.family is Family.AUTOREGRESSIVE
-    kind = AutoregressiveExecutor if causal else DiffusionExecutor
-    return kind(
-        loaded,
-        page_tokens=spec.page_tokens,
-        page_capacity=spec.page_capacity,
-        threads=threads,
-    )
+    tokens, pages = spec.page_tokens, spec.page_capacity
+    if spec.tp_degree == 1:
+        kind = AutoregressiveExecutor if causal else DiffusionExecutor
+        return kind(loaded, page_tokens=tokens, page_capacity=pages, threads=threads)
+    assert loaded.folder is not None, "checked at the start"
+    assert spec.slot is not None, "instances are formed on slots"
+    on_cpu = torch.device(config.device).type == "cpu"
+    devices = tuple("cpu" if on_cpu else f"{config.device}:{gpu}" for gpu in spec.slot.gpus)
+    dtype = next(loaded.model.parameters()).dtype
+    setup = Setup(str(loaded.folder), devices, dtype, tokens, pages, threads, config.hang_s)
+    return ParallelCausalExecutor(setup) if causal else ParallelExecutor(setup)
+
+
+def lone_executor(
+    config: ServeConfig, loaded: LoadedModel, degree: int, threads: int
+) -> AnyExecutor:
+    """That of an instance by itself, to be measured."""
+    check_split(config, loaded, (degree,))
+    pages, tokens = config.kv_pages, config.page_tokens
+    slot = Slot(0, tuple(range(degree)))
+    spec = InstanceSpec(InstanceId("measured"), degree, pages, tokens, 1, slot)
+    return make_executor(config, loaded, spec, threads)
+
+
+def check_split(config: ServeConfig, loaded: LoadedModel, degrees: Sequence[int]) -> None:
+    """Raises FieldError if instances of these degrees cannot be formed."""
+    if max(degrees) == 1:
+        return
+    for degree in degrees:
+        Share.of(loaded.config, 0, degree)
+    if loaded.folder is None:
+        raise FieldError("model", "only a model in a folder can be split over processes")
+    if torch.device(config.device).type != "cpu":
+        if config.cluster != "local":
+            raise FieldError("layout", "degrees above 1 on GPUs need --cluster local")
+        if min(degrees) == 1:
+            raise FieldError("layout", "degree 1 beside others needs --device cpu")
+        gpus = sum(config.degrees)
+        if config.device != "cuda" or torch.cuda.device_count() < gpus:
+            raise FieldError("device", f"must be cuda, with {gpus} GPUs, or cpu")
+    if config.cluster == "local":
+        prepare()
 
 
 def _cost(header: Header) -> CostModel:
-    return StepTable(header.profiles) if header.batches is None else header.batches.table()
+    if header.batches is None:
+        return StepTable(header.profiles)
+    return header.batches.table(header.control.tp_degrees)
 
 
-def _diffusion(config: ServeConfig) -> Header:
+def _diffusion(config: ServeConfig, loaded: LoadedModel) -> Header:
     if config.keep_profile:
         raise FieldError("keep_profile", "batch times are those of causal models")
-    degrees = tp_degrees(config)
+    degrees = tp_degrees(config, loaded)
+    check_split(config, loaded, degrees)
     control = dataclasses.replace(config.control, tp_degrees=degrees, family=Family.DIFFUSION)
     return Header(control, step_profiles(config, degrees))
 
 
 def _causal(config: ServeConfig, loaded: LoadedModel) -> Header:
-    """Instances of degree 1. Placement is ``tandem_split`` where the configuration has its default.
+    """Placement is ``tandem_split`` where the configuration has its default.
 
     Without a profile in the model's folder (``stepserve profile`` makes one) a few batches are
-    measured now; in any case the schedulers correct theirs while they serve.
+    measured now, on an instance of the lowest degree; in any case the schedulers correct
+    theirs while they serve, each degree its own.
     """
     given, usual = config.control, ControlConfig()
     if given.planner != "none":
@@ -189,22 +249,24 @@ def _causal(config: ServeConfig, loaded: LoadedModel) -> Header:
     if config.log_steps:
         raise FieldError("log_steps", "step logs are of diffusion models: they train predictors")
     first = given.tokens.prefill_instances
-    if given.placement == "disaggregated" and not 1 <= first < config.instances:
-        what = f"must be in 1 .. {config.instances - 1}: some prefill, the others decode"
+    if given.placement == "disaggregated" and not 1 <= first < len(config.degrees):
+        what = f"must be in 1 .. {len(config.degrees) - 1}: some prefill, the others decode"
         raise FieldError("control.tokens.prefill_instances", what)
+    degrees = tp_degrees(config, loaded)
+    check_split(config, loaded, degrees)
     split = given.placement == usual.placement
     rare = given.predict_every_tokens == usual.predict_every_tokens
     control = dataclasses.replace(
         given,
         family=Family.AUTOREGRESSIVE,
-        tp_degrees=(1,),
+        tp_degrees=degrees,
         placement="tandem_split" if split else given.placement,
         predict_every_tokens=FORECAST_TOKENS if rare else given.predict_every_tokens,
     )
-    return Header(control, {}, _batches(config, loaded))
+    return Header(control, {}, _batches(config, loaded, degrees[0]))
 
 
-def _batches(config: ServeConfig, loaded: LoadedModel) -> BatchProfile:
+def _batches(config: ServeConfig, loaded: LoadedModel, lowest: int) -> BatchProfile:
     """What was kept, else the profile that is named, or the model's own; else measured now.
 
     Raises FieldError for one that is missing, or of another model.
@@ -215,9 +277,11 @@ def _batches(config: ServeConfig, loaded: LoadedModel) -> BatchProfile:
     if not path.is_file():
         if config.profile:
             raise FieldError("profile", f"no file {path}; make one with: stepserve profile")
-        if next(loaded.model.parameters()).is_meta:
+        if config.cluster != "local":
             raise FieldError("profile", "needed where instances live elsewhere: stepserve profile")
-        return batch_profile(loaded, cores_per_instance(config))
+        threads = cores_per_share(config)
+        with contextlib.closing(lone_executor(config, loaded, lowest, threads)) as executor:
+            return batch_profile(loaded, threads, executor=executor)
     profile = BatchProfile.load(path, field)
     given, own = profile.line.weight_bytes, weight_bytes(loaded)
     if given != own:
@@ -237,16 +301,22 @@ def batch_profile(
     contexts: Sequence[int] = (0, 128),
     decodes: Sequence[int] = (0, 1, 4),
     repeats: int = 2,
+    executor: AnyExecutor | None = None,
 ) -> BatchProfile:
-    """Measure batches of a causal model on its device: by default a few, in seconds of time."""
-    executor = AutoregressiveExecutor(loaded, threads=threads)
+    """Measure batches of a causal model on its device: by default a few, in seconds of time.
+
+    ``executor``: of an instance of another degree than 1, which has ``threads`` for each share.
+    """
+    executor = executor or AutoregressiveExecutor(loaded, threads=threads)
+    assert isinstance(executor, KvPages), "it is of a causal model"
     began_s = time.monotonic()
     steps = measure_grid(executor, prefills, contexts, decodes, repeats)
     logger.info("measured %d batches in %.1f s", len(steps), time.monotonic() - began_s)
     shape = loaded.config
     value_bytes = next(loaded.model.parameters()).element_size()
     weights = weight_bytes(loaded) // value_bytes
-    source = f"measured: {loaded.name}, {threads} threads, {len(steps)} batches"
+    split = f"{executor.setup.size} x " if isinstance(executor, ParallelExecutor) else ""
+    source = f"measured: {loaded.name}, {split}{threads} threads, {len(steps)} batches"
     return BatchProfile.fitted(
         parameters=weights,
         layers=shape.layers,
@@ -267,13 +337,13 @@ def step_profiles(config: ServeConfig, degrees: Sequence[int]) -> dict[int, Step
     return {degree: _step_profile(config, degree) for degree in degrees}
 
 
-def _profile_path(config: ServeConfig, degree: int) -> Path:
+def _step_profile_path(config: ServeConfig, degree: int) -> Path:
     first = Path(config.profile or model_folder(config.model) / "step_profile.json")
     return first if degree == 1 else first.with_name(f"{first.stem}_tp{degree}.json")
 
 
 def _step_profile(config: ServeConfig, degree: int) -> StepProfile:
-    path = _profile_path(config, degree)
+    path = _step_profile_path(config, degree)
     if path.is_file():
         return StepProfile.load(path)
     options = f"--model {config.model} --device {config.device} --tp {degree}"
@@ -283,24 +353,35 @@ def _step_profile(config: ServeConfig, degree: int) -> StepProfile:
     raise FieldError("control.tp_degrees", f"nothing says how fast degree {degree} is: {how}")
 
 
-def tp_degrees(config: ServeConfig) -> tuple[int, ...]:
-    """Degrees that instances may have: with a planner, those configured that fit.
+def tp_degrees(config: ServeConfig, loaded: LoadedModel) -> tuple[int, ...]:
+    """Degrees that instances may have: those of the layout, and whatever a change may bring.
 
-    Raises FieldError if the planner could not begin with instances of degree 1, or on a device
-    where an instance cannot be given more threads.
+    A planner has those of ``control.tp_degrees`` that fit; an operator may ask for any of these
+    that the model can be split by and whose times are known. Raises FieldError if the planner
+    could not begin with the layout, or on a device that it cannot divide.
     """
-    control = config.control
+    control, first = config.control, set(config.degrees)
     cpu = torch.device(config.device).type == "cpu"
     if control.planner == "none" and not (config.operator_api and cpu):
-        return (1,)
+        return tuple(sorted(first))
     if not cpu:
-        raise FieldError("control.planner", f"cannot split {config.device!r}; only cpu threads")
-    degrees = tuple(degree for degree in control.tp_degrees if degree <= config.instances)
-    if control.planner == "none":  # the operator may ask for what there are profiles of
-        degrees = tuple(d for d in degrees if d == 1 or _profile_path(config, d).is_file())
-    if 1 not in degrees:
-        raise FieldError("control.tp_degrees", "needs 1: every instance begins with one share")
-    return degrees
+        raise FieldError("control.planner", f"cannot divide {config.device!r}; only cpu")
+    degrees = {degree for degree in control.tp_degrees if degree <= sum(config.degrees)}
+    if control.planner == "none":
+        offered = (degree for degree in degrees if _known(config, loaded, degree))
+        return tuple(sorted(first.union(offered)))
+    for degree in sorted(first - degrees):
+        raise FieldError("control.tp_degrees", f"needs {degree}: there are instances of it")
+    return tuple(sorted(degrees))
+
+
+def _known(config: ServeConfig, loaded: LoadedModel, degree: int) -> bool:
+    """Whether a model can be split by a degree, and something says how fast that is."""
+    try:
+        Share.of(loaded.config, 0, degree)
+    except FieldError:
+        return False
+    return loaded.family is Family.AUTOREGRESSIVE or _step_profile_path(config, degree).is_file()
 
 
 def step_predictor(config: ServeConfig) -> StepPredictor:

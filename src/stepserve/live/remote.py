@@ -130,7 +130,7 @@ class RemoteInstance:
         return time.monotonic() + self._offset_s
 
     def _build(self, spec: InstanceSpec, incarnation: int) -> Instance:
-        loaded, listeners = self._recipe.load(), [self._handled.append]
+        loaded, listeners = self._recipe.load(spec.tp_degree), [self._handled.append]
         return self._recipe.instance(loaded, spec, incarnation, self._pupil, self._now_s, listeners)
 
     def _take(self, item: Any) -> None:

@@ -52,7 +52,8 @@ class InstanceThread(threading.Thread):
             up = InstanceUp(self.spec)
             self._say(InstanceOutput(self.spec.id, self.incarnation, events=(up,)))
             logger.info("instance %s is up", self.name)
-            self._serve(instance)
+            with contextlib.closing(instance):
+                self._serve(instance)
             if self._retiring and not self._killed.is_set():
                 self._stopped = True
                 gone = InstanceStopped(self.spec)

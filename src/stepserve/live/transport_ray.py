@@ -24,7 +24,7 @@ from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import StepPredictor
 
 from .door import Door, knock
-from .families import Recipe, cores_per_instance
+from .families import Recipe, cores_per_share
 from .recording import Listener
 from .remote import RemoteInstance
 from .transport import OutputSink
@@ -79,7 +79,7 @@ class RayCluster:
         else:
             options = {
                 "address": "local",
-                "num_cpus": cores_per_instance(self.config) * self.config.instances,
+                "num_cpus": cores_per_share(self.config) * sum(self.config.degrees),
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
                 "_system_config": {"worker_niceness": 0},  # Ray's 15 would starve the instances
@@ -96,15 +96,19 @@ class RayCluster:
         config = self.config
         if config.control.planner != "none" and len(nodes) > 1:
             raise FieldError("control.planner", "layouts are planned for a single node only")
-        if config.operator_api and len(nodes) > 1:
-            raise FieldError("operator_api", "layouts are changed on a single node only")
-        threads = config.threads_per_instance or fair_share(nodes, config.instances)
-        room = sum(int(cpus // threads) for cpus in nodes) if threads else 0
-        if room < config.instances:
-            each = f"{threads} CPUs each" if threads else "one CPU each"
-            what = f"{config.instances} of {each} do not fit on nodes of {nodes}"
-            raise FieldError("instances", what)
-        return dataclasses.replace(config, threads_per_instance=threads)
+        degrees, field = config.degrees, "layout" if config.layout else "instances"
+        control = config.control
+        if len(nodes) > 1:
+            if len(set(degrees)) > 1:
+                raise FieldError("layout", "unlike degrees fit together on a single node only")
+            if config.operator_api:
+                raise FieldError("operator_api", "layouts are changed on a single node only")
+            control = dataclasses.replace(control, tp_degrees=degrees[:1])
+        threads = config.threads_per_instance or fair_share(nodes, degrees)
+        if not fits(nodes, degrees, threads or 1):
+            shares = ", ".join(str(degree * (threads or 1)) for degree in degrees)
+            raise FieldError(field, f"instances of {shares} CPUs do not fit on nodes of {nodes}")
+        return dataclasses.replace(config, threads_per_instance=threads, control=control)
 
     def transport(
         self,
@@ -132,10 +136,20 @@ class RayCluster:
             self._connected = False
 
 
-def fair_share(nodes: Sequence[float], instances: int) -> int:
-    """Most CPUs that every instance can get, each on one node; 0: not even one."""
+def fair_share(nodes: Sequence[float], degrees: Sequence[int]) -> int:
+    """Most CPUs that every share of an instance can get, all its shares on one node; 0: not one."""
     shares = range(int(max(nodes, default=0)), 0, -1)
-    return next((n for n in shares if sum(int(cpus // n) for cpus in nodes) >= instances), 0)
+    return next((threads for threads in shares if fits(nodes, degrees, threads)), 0)
+
+
+def fits(nodes: Sequence[float], degrees: Sequence[int], threads: int) -> bool:
+    """Whether there is room on some node for each instance, with so many CPUs for each share.
+
+    Of equal degrees on any nodes, or of any on a single node.
+    """
+    if len(nodes) == 1:
+        return sum(degrees) * threads <= nodes[0]
+    return sum(int(cpus // (degrees[0] * threads)) for cpus in nodes) >= len(degrees)
 
 
 class InstanceActor:
@@ -152,10 +166,10 @@ class InstanceActor:
     def connect(self) -> Carrier:
         """See ``Process.connect``."""
         config, spec = self._recipe.config, self._spec
-        needs = {"CPU": float(cores_per_instance(config) * spec.tp_degree)}
+        needs = {"CPU": float(cores_per_share(config) * spec.tp_degree)}
         if config.device.startswith("cuda"):
             needs["GPU"] = float(spec.tp_degree)
-        # One node for all of it. The workers of a tensor-parallel group have a bundle each here.
+        # One node for all of it: workers of a tensor-parallel group are the actor's own processes.
         group = self._held(
             lambda: placement_group([needs], strategy="STRICT_PACK"), remove_placement_group
         )

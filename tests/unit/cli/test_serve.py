@@ -37,6 +37,14 @@ def test_planning_and_logs_are_options():
         configured("--predictor", "oracle")
 
 
+def test_a_layout_is_a_list_of_degrees():
+    assert configured("--instances", "3").degrees == (1, 1, 1)
+    assert configured("--layout", "2, 1,4", "--instances", "9").degrees == (2, 1, 4)
+    for wrong in ("2,", "0", "-1", "two"):
+        with pytest.raises(FieldError, match=r"layout: .* is not a list of degrees"):
+            configured(f"--layout={wrong}")
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [("prot = 1", "prot"), ("port = ", "config"), ("[control]\nmargin = 2.0", "control.margin")],
