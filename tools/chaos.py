@@ -21,17 +21,18 @@ from stepserve.core.request import Family
 from stepserve.engine.loader import load_model
 from support.causal_models import write_checkpoint
 from support.chaos import Chaos, chaos_config
-from support.live_cluster import assert_at_rest, running_cluster, tiny_model
+from support.live_cluster import assert_at_rest, running_cluster, tiny_checkpoint
 from support.step_profiles import write_step_profiles
 
 
 async def serve(family: Family, folder: Path, args: argparse.Namespace) -> Chaos:
     """One family for its share of the time."""
     if family is Family.DIFFUSION:
-        loaded = tiny_model()
+        tiny_checkpoint(folder)
         write_step_profiles(folder, (1, 2))
     else:
-        loaded = load_model(write_checkpoint(folder))
+        write_checkpoint(folder)
+    loaded = load_model(folder)
     async with running_cluster(chaos_config(family, folder), loaded=loaded) as cluster:
         chaos = Chaos(cluster, family, args.seed)
         await chaos.learn()

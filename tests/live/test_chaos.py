@@ -8,17 +8,18 @@ from stepserve.core.request import Family
 from stepserve.engine.loader import load_model
 from support.causal_models import write_checkpoint
 from support.chaos import Chaos, chaos_config
-from support.live_cluster import assert_at_rest, running_cluster, tiny_model
+from support.live_cluster import assert_at_rest, running_cluster, tiny_checkpoint
 from support.step_profiles import write_step_profiles
 
 
 @pytest.mark.parametrize("family", list(Family))
 async def test_no_request_is_lost_wrong_or_left_behind(family, tmp_path):
     if family is Family.DIFFUSION:
-        loaded = tiny_model()
+        folder = tiny_checkpoint(tmp_path)
         write_step_profiles(tmp_path, (1, 2))
     else:
-        loaded = load_model(write_checkpoint(tmp_path))
+        folder = write_checkpoint(tmp_path)
+    loaded = load_model(folder)
     async with running_cluster(chaos_config(family, tmp_path), loaded=loaded) as cluster:
         chaos = Chaos(cluster, family)
         await chaos.learn()
