@@ -156,8 +156,7 @@ def build_cluster(
     else:
         transport = host(recipe, loop.sink, listeners, predictor)
     frontend = LiveFrontend(loop, transport)
-    gpus = Counter(spec.slot.node for spec in specs for _ in range(spec.tp_degree) if spec.slot)
-    operator = LiveOperator(loop, gpus, header.control.tp_degrees)
+    operator = LiveOperator(loop, specs, header.control.tp_degrees)
     return Cluster(loop, transport, frontend, specs, counters, operator, tuple(logs))
 
 

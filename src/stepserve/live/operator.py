@@ -12,6 +12,7 @@ from stepserve.control.ledger import TrackedInstance
 from stepserve.control.reconfigure import slot_id
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.events import PlanSolved
+from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import ClusterPlan, Slot
 
 from .loop import ControlLoop
@@ -21,10 +22,12 @@ class LiveOperator:
     """See ``gateway.operator.Operator``. All methods run on the asyncio thread."""
 
     def __init__(
-        self, loop: ControlLoop, gpus: Mapping[int, int], tp_degrees: Sequence[int]
+        self, loop: ControlLoop, specs: Sequence[InstanceSpec], tp_degrees: Sequence[int]
     ) -> None:
-        """``gpus``: of each node (shares of the CPU threads, in one process)."""
-        self._loop, self._gpus, self._degrees = loop, gpus, tuple(tp_degrees)
+        """``specs``: what the cluster begins with; its GPUs are theirs (or shares of threads)."""
+        self._loop, self._degrees = loop, tuple(tp_degrees)
+        self._gpus = Counter(s.slot.node for s in specs if s.slot for _ in range(s.tp_degree))
+        self._starting = {spec.id for spec in specs}  # as far as seen
 
     def state(self) -> dict[str, Any]:
         """Instances, and whether the layout is being changed, as values of JSON."""
@@ -73,6 +76,9 @@ class LiveOperator:
     def _begin(self, slots: tuple[Slot, ...], field: str) -> None:
         if not slots:
             raise FieldError(field, "nothing would be left to serve")
+        self._starting.difference_update(self._loop.scheduler.ledger.instances)
+        if self._starting:  # their GPUs look free, and are not
+            raise StepserveError(f"still starting: {', '.join(sorted(self._starting))}")
         change = self._loop.scheduler.reconfiguration
         if change.under_way:
             raise StepserveError("the layout is being changed already")
