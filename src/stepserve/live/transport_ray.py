@@ -1,8 +1,8 @@
 """Instances as Ray actors, one each: on this machine, or wherever a Ray cluster has room.
 
 Ray starts them, places them, counts CPUs and GPUs, and notices their end. Messages do not go
-through it: a call of an actor costs 1.6 ms of CPU where a message of ``wire`` costs 0.2
-(``benchmarks/transport.py`` measures both).
+through it: a call of an actor costs 1.9 ms of CPU where a message of ``wire`` costs 0.1
+(``benchmarks/transport.py``).
 """
 
 import dataclasses
