@@ -17,7 +17,7 @@ OPTIONS = {
     "port": "port to listen on",
     "instances": "model instances",
     "cluster": "where they live: local (this process), ray (started here), ray://auto (the Ray "
-    "cluster of this machine) or ray://HOST:PORT (a Ray client server)",
+    "cluster that this machine is a node of) or ray://HOST:PORT (the same, by its head's address)",
     "threads_per_instance": "CPU threads of each instance; 0 shares the cores evenly",
     "device": "torch device, such as cpu or cuda:0",
     "dtype": "float32, float16 or bfloat16",
