@@ -16,6 +16,7 @@ import pytest
 
 from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError
+from stepserve.core.events import ChunkLanded
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import (
@@ -34,6 +35,7 @@ from support.live_cluster import assert_at_rest, collect, running_cluster
 from support.split_requests import CutAt, answer, at_rest
 
 ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
 from ray.util import list_named_actors, placement_group_table  # noqa: E402
 
 from stepserve.live.transport_ray import RayCluster, fair_share  # noqa: E402
@@ -43,25 +45,27 @@ OUTPUT = 24
 
 
 @pytest.fixture(scope="module")
-def ray_of_two_cpus():
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 << 20,
-        _system_config={"worker_niceness": 0},
-    )
-    yield
-    ray.shutdown()
+def two_nodes():
+    """A Ray cluster of two nodes, both on this machine, with one CPU each."""
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_worker_niceness", "0")
+        cluster = Cluster(True, head_node_args={**node, "include_dashboard": False})
+        cluster.add_node(**node)
+        ray.init(address=cluster.address)
+        yield
+        ray.shutdown()
+        cluster.shutdown()
 
 
 @contextlib.asynccontextmanager
-async def ray_cluster(**options):
+async def ray_cluster(listeners=(), **options):
     """Both instances are up; at the end nothing of them is left in Ray, which goes on."""
     config = ServeConfig(cluster="ray", instances=2, **options)
     with RayCluster(config) as on_ray:
         loaded, host = families.describe(on_ray.config), on_ray.transport
-        async with running_cluster(on_ray.config, loaded=loaded, host=host) as cluster:
+        async with running_cluster(on_ray.config, listeners, loaded, host=host) as cluster:
             await both_up(cluster)
             yield cluster
     assert ray.is_initialized()
@@ -94,7 +98,7 @@ async def serve_all(cluster, count, on_tokens=None):
     return [answer.tokens for answer in answers]
 
 
-async def test_a_killed_actor_is_replaced_and_answers_are_those_of_one_process(ray_of_two_cpus):
+async def test_a_killed_actor_is_replaced_and_answers_are_those_of_one_process(two_nodes):
     config = ServeConfig(instances=2, threads_per_instance=1)
     async with running_cluster(config, loaded=families.load(config)) as cluster:
         expected = await serve_all(cluster, 6)
@@ -116,7 +120,8 @@ async def test_a_killed_actor_is_replaced_and_answers_are_those_of_one_process(r
         assert_at_rest(cluster)
 
 
-async def test_split_requests_travel_between_actors(ray_of_two_cpus, tmp_path):
+async def test_split_requests_travel_between_nodes(two_nodes, tmp_path):
+    """And so do their keys and values: over TCP, as there is no memory that both nodes see."""
     loaded = load_model(write_checkpoint(tmp_path))
     profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
     profile.save(tmp_path / families.BATCH_PROFILE)
@@ -127,13 +132,20 @@ async def test_split_requests_travel_between_actors(ray_of_two_cpus, tmp_path):
         cluster.loop.scheduler._placement = CutAt()
         whole = (await answer(cluster, "whole")).tokens
         long_whole = (await answer(cluster, "l", **long)).tokens
-    async with ray_cluster(**options) as cluster:
+    landed = []
+
+    def note(handled):
+        if isinstance(handled.event, ChunkLanded) and handled.event.intact:
+            landed.append(handled.event.request_id)
+
+    async with ray_cluster([note], **options) as cluster:
         cluster.loop.scheduler._placement = CutAt()
         for name in names:
             assert (await answer(cluster, name)).tokens == whole, name
         for name in ("l:150", "l:420"):
             assert (await answer(cluster, name, **long)).tokens == long_whole, name
         assert cluster.control_reading().handovers == 6
+        assert set(landed) == {"r:3", "r:12", "r:13", "r:20", "l:150", "l:420"}
         assert cluster.loop.losses == 0
         await at_rest(cluster)
 
@@ -181,16 +193,17 @@ def test_an_unknown_cluster_is_refused(word):
 
 
 @pytest.mark.parametrize("change", [{"instances": 3}, {"instances": 2, "threads_per_instance": 2}])
-def test_instances_that_no_node_has_room_for_are_refused(ray_of_two_cpus, change):
+def test_instances_that_no_node_has_room_for_are_refused(two_nodes, change):
     with pytest.raises(FieldError) as error, RayCluster(ServeConfig(cluster="ray", **change)):
         pass
     assert error.value.field == "instances"
 
 
-def test_a_planner_is_not_refused_on_one_node(ray_of_two_cpus):
+def test_layouts_are_not_planned_over_nodes(two_nodes):
     config = ServeConfig(cluster="ray", control=ControlConfig(planner="greedy"))
-    with RayCluster(config) as on_ray:
-        assert on_ray.config.threads_per_instance == 1
+    with pytest.raises(FieldError) as error, RayCluster(config):
+        pass
+    assert error.value.field == "control.planner"
 
 
 @pytest.mark.parametrize(
