@@ -8,7 +8,7 @@ use, too, the CPU time for each token says more: of this process, and with Ray o
 started. Besides, what a message costs: seconds of CPU of both ends, by a call of a Ray actor and
 by ``live/wire.py``.
 
-    python benchmarks/transport.py [--rounds 3] [--requests 48]
+    python benchmarks/transport.py [--rounds 5] [--requests 96]
 """
 
 import argparse
@@ -87,7 +87,8 @@ async def closed(frontend, prompts, tree):
     async def worker():
         nonlocal served
         for index, ids in left:
-            served += (await serve(frontend, ids, f"closed-{index}"))[1]
+            _, tokens = await serve(frontend, ids, f"closed-{index}")
+            served += tokens
 
     await asyncio.gather(*(worker() for _ in range(CONCURRENT)))
     return served / (time.perf_counter() - began_s), (cpu_s(tree) - used_s) / served
@@ -208,8 +209,8 @@ def print_message_costs(messages=400, size_bytes=2000):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=96)
     args = parser.parse_args()
     asyncio.run(compare(args.rounds, args.requests))
 

@@ -30,13 +30,15 @@ def test_the_layout_is_a_configuration():
 def test_the_manifest_starts_as_many_instances_as_its_nodes_hold():
     found = manifests()
     (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
-    _, *arguments = container["command"]
+    join, _, serve = container["args"][0].partition(" && exec stepserve ")
+    arguments = serve.split()
     config = configuration(_parser("serve").parse_args(arguments))
     (group,) = found["RayCluster"]["spec"]["workerGroupSpecs"]
     room = group["replicas"] * (cpus(group["template"]) // config.threads_per_instance)
     assert config.instances == room
     name = found["RayCluster"]["metadata"]["name"]
-    assert config.cluster == f"ray://{name}-head-svc:10001"
+    assert config.cluster == "ray://auto"
+    assert f"--address={name}-head-svc:6379" in join
     assert container["ports"][0]["containerPort"] == config.port
 
 

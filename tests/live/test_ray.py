@@ -13,6 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+import ray
+from ray.util import list_named_actors, placement_group_table
 
 from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
@@ -30,14 +32,11 @@ from stepserve.core.request import (
 )
 from stepserve.engine.loader import load_model
 from stepserve.live import families
+from stepserve.live.transport_ray import InstanceActor, RayCluster, fair_share
 from support.causal_models import write_checkpoint
 from support.live_cluster import assert_at_rest, collect, running_cluster
+from support.on_ray import all_up, ray_cluster
 from support.split_requests import CutAt, answer, at_rest
-
-ray = pytest.importorskip("ray")
-from ray.util import list_named_actors, placement_group_table  # noqa: E402
-
-from stepserve.live.transport_ray import InstanceActor, RayCluster, fair_share  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:FutureWarning")
 OUTPUT = 24
@@ -47,6 +46,8 @@ OUTPUT = 24
 def ray_of_two_cpus():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPSERVE_TEST", str(os.getpid()))  # for ``forked``
+        # A process keeps the token of its first cluster, which another one then refuses.
+        patch.setenv("RAY_AUTH_MODE", "disabled")
         ray.init(
             address="local",
             num_cpus=2,
@@ -56,29 +57,6 @@ def ray_of_two_cpus():
         )
     yield
     ray.shutdown()
-
-
-@contextlib.asynccontextmanager
-async def ray_cluster(**options):
-    """Every instance is up; at the end nothing of them is left in Ray, which goes on."""
-    config = ServeConfig(cluster="ray", **{"instances": 2} | options)
-    with RayCluster(config) as on_ray:
-        loaded, host = families.describe(on_ray.config), on_ray.transport
-        async with running_cluster(on_ray.config, loaded=loaded, host=host) as cluster:
-            await all_up(cluster)
-            yield cluster
-    assert ray.is_initialized()
-    assert not [name for name in list_named_actors() if name.startswith("stepserve")]
-    groups = placement_group_table().values()
-    assert all(group["state"] == "REMOVED" for group in groups)
-    while ray.available_resources().get("CPU") != 2.0:
-        await asyncio.sleep(0.01)
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("stepserve")]
-
-
-async def all_up(cluster):
-    while len(cluster.loop.scheduler.ledger.instances) < len(cluster.specs):
-        await asyncio.sleep(0.01)
 
 
 async def serve_all(cluster, count, on_tokens=None):

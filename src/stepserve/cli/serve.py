@@ -19,7 +19,7 @@ OPTIONS = {
     "layout": "in their place, the tensor-parallel degree of each instance, such as 2,1: so many "
     "shares of the model, each a process, or a GPU",
     "cluster": "where they live: local (this process), ray (started here), ray://auto (the Ray "
-    "cluster of this machine) or ray://HOST:PORT (a Ray client server)",
+    "cluster that this machine is a node of) or ray://HOST:PORT (the same, by its head's address)",
     "threads_per_instance": "CPU threads of each instance, or share of one; 0: the cores evenly",
     "device": "torch device, such as cpu or cuda:0",
     "dtype": "float32, float16 or bfloat16",

@@ -18,7 +18,7 @@ from stepserve.core.events import (
     SegmentEnded,
 )
 from stepserve.core.forecast import StepForecast
-from stepserve.core.ids import InstanceId
+from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.payload import KvChunk
 from stepserve.core.protocols import StepPredictor
@@ -36,8 +36,8 @@ from .wire import LOOK_S, Carrier, Link
 
 logger = logging.getLogger(__name__)
 
-Lesson = tuple[Request, Progress, StepOutcome, Step]
-"""Arguments of ``StepPredictor.learn``."""
+Lesson = tuple[Request | RequestId, Progress, StepOutcome, Step]
+"""Arguments of ``StepPredictor.learn``. A request is told once until its segment ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Pupil:
 
     def __init__(self, predictor: StepPredictor) -> None:
         self._predictor = predictor
-        self.lessons: list[Lesson] = []
+        self._lessons: list[Lesson] = []
+        self._told: set[RequestId] = set()
 
     def remaining_steps(
         self, request: Request, progress: Progress, thresholds: Sequence[float]
@@ -79,7 +80,15 @@ class Pupil:
     def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
         """See ``StepPredictor.learn``."""
         self._predictor.learn(request, progress, outcome, step)
-        self.lessons.append((request, progress, outcome, step))
+        named = request.id if request.id in self._told else request
+        self._told.add(request.id)
+        self._lessons.append((named, progress, outcome, step))
+
+    def hand_in(self, ended: Sequence[RequestId]) -> list[Lesson]:
+        """All lessons since the last time; then segments of some requests ended."""
+        lessons, self._lessons = self._lessons, []
+        self._told.difference_update(ended)
+        return lessons
 
 
 class RemoteInstance:
@@ -150,16 +159,17 @@ class RemoteInstance:
     def _say(self, output: InstanceOutput | None) -> None:
         """On the instance's thread: chunks go to their peers, all else to the control loop."""
         assert self._link is not None, "it serves"
+        ended: list[RequestId] = []
         if output is not None:
             peers = tuple(told for told in output.peers if self._tell(*told))
             for event in output.events:
                 if isinstance(event, SegmentEnded):  # one that leads on, leads to the next epoch
                     self._kv.forget(event.segment.request_id, event.segment.epoch + 1)
+                    ended.append(event.segment.request_id)
             output = dataclasses.replace(output, peers=peers)
-        handled, lessons = list(self._handled), list(self._pupil.lessons)
+        handled = list(self._handled)
         self._handled.clear()
-        self._pupil.lessons.clear()
-        self._link.send(Turn(output, handled, lessons))
+        self._link.send(Turn(output, handled, self._pupil.hand_in(ended)))
 
     def _tell(self, to: InstanceId, delivery: Delivery) -> bool:
         """Whether the control loop shall pass it on."""

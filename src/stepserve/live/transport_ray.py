@@ -1,13 +1,14 @@
 """Instances as Ray actors, one each: on this machine, or wherever a Ray cluster has room.
 
 Ray starts them, places them, counts CPUs and GPUs, and notices their end. Messages do not go
-through it: a call of an actor costs 1.6 ms of CPU where a message of ``wire`` costs 0.2
-(``benchmarks/transport.py`` measures both).
+through it: a call of an actor costs 1.9 ms of CPU where a message of ``wire`` costs 0.1
+(``benchmarks/transport.py``).
 """
 
 import dataclasses
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -47,8 +48,9 @@ class RayCluster:
     """The Ray cluster that instances live in, from ``__enter__`` to ``__exit__``.
 
     ``config.cluster`` says which: ``ray``: one is started on this machine, and stopped;
-    ``ray://auto``: the one that runs on this machine; ``ray://HOST:PORT``: by way of its client
-    server. A process that is connected to Ray already uses that, and leaves it.
+    ``ray://auto``: the one that this machine is a node of; ``ray://HOST:PORT``: the same, by the
+    address of its head. Ray's client is not used: the server takes part in the cluster. A
+    process that is connected to Ray already uses that, and leaves it.
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -74,9 +76,9 @@ class RayCluster:
 
     def _connect(self) -> None:
         if self._address:
-            found = self._address if self._address == "auto" else f"ray://{self._address}"
-            options: dict[str, Any] = {"address": found}
+            options: dict[str, Any] = {"address": self._address}
         else:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported anywhere
             options = {
                 "address": "local",
                 "num_cpus": cores_per_share(self.config) * sum(self.config.degrees),

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from stepserve.core.events import InstanceStopped, InstanceUp
-from stepserve.core.ids import InstanceId
+from stepserve.core.events import GlobalEvent, InstanceStopped, InstanceUp, SegmentEnded
+from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import StepPredictor
+from stepserve.core.request import Request
 
 from .kv_links import KvAddress
 from .messages import Delivery
@@ -60,7 +61,8 @@ class RemoteHost(threading.Thread):
         super().__init__(name=f"{spec.id}.{incarnation}", daemon=True)
         self.spec = spec
         self.incarnation = incarnation
-        self.stopped = False
+        self._stopped = False
+        self._requests: dict[RequestId, Request] = {}
         self._process = process
         self._take = take
         self._link: Link | None = None
@@ -85,6 +87,23 @@ class RemoteHost(threading.Thread):
             self._process.kill()
         except Exception:
             logger.exception("the process of instance %s may go on", self.name)
+
+    def request(self, named: Request | RequestId) -> Request:
+        """What a lesson is about."""
+        if isinstance(named, Request):
+            self._requests[named.id] = named
+            return named
+        return self._requests[named]
+
+    def note(self, event: GlobalEvent) -> None:
+        """Take notice of what it says of itself."""
+        match event:
+            case InstanceUp():
+                logger.info("instance %s is up", self.name)
+            case InstanceStopped():
+                self._stopped = True
+            case SegmentEnded():
+                self._requests.pop(event.segment.request_id, None)
 
     def send(self, item: object) -> None:
         """Send it something; nothing happens if it is gone, or not there yet."""
@@ -121,7 +140,7 @@ class RemoteHost(threading.Thread):
             broken = time.monotonic() - self._begun_s > CONNECT_S
         else:
             broken = self._link.is_broken(silence_s)
-        return not self.stopped and (broken or not self.is_alive())
+        return not self._stopped and (broken or not self.is_alive())
 
 
 class RemoteTransport(Hosts):
@@ -154,15 +173,13 @@ class RemoteTransport(Hosts):
                 for call in handled:
                     for listen in self._listeners:
                         listen(call)
-                for lesson in lessons:
-                    self._predictor.learn(*lesson)
-                if output is None:
-                    return
-                for event in output.events:
-                    if isinstance(event, InstanceUp):
-                        logger.info("instance %s is up", host.name)
-                    host.stopped |= isinstance(event, InstanceStopped)
-                self._sink(output)
+                for named, progress, outcome, step in lessons:
+                    request = host.request(named)
+                    self._predictor.learn(request, progress, outcome, step)
+                if output is not None:
+                    for event in output.events:
+                        host.note(event)
+                    self._sink(output)
 
     def _introduce(self, host: RemoteHost, address: KvAddress) -> None:
         """Tell every instance where the new one is, and it where they are."""

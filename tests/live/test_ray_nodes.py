@@ -1,0 +1,60 @@
+"""Instances on several Ray nodes, all of them on this machine."""
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from stepserve.core.config import ServeConfig
+from stepserve.core.events import ChunkLanded
+from stepserve.engine.loader import load_model
+from stepserve.live import families
+from support.causal_models import write_checkpoint
+from support.live_cluster import running_cluster
+from support.on_ray import ray_cluster
+from support.split_requests import CutAt, answer, at_rest
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:FutureWarning")
+
+
+@pytest.fixture
+def two_nodes():
+    """With one CPU each."""
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_worker_niceness", "0")
+        cluster = Cluster(True, head_node_args={**node, "include_dashboard": False})
+        cluster.add_node(**node)
+        ray.init(address=cluster.address)
+        yield
+        ray.shutdown()
+        cluster.shutdown()
+
+
+async def test_split_requests_travel_between_nodes(two_nodes, tmp_path):
+    """And so do their keys and values: over TCP, as there is no memory that both nodes see."""
+    loaded = load_model(write_checkpoint(tmp_path))
+    profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
+    profile.save(tmp_path / families.BATCH_PROFILE)
+    options = {"model": str(tmp_path), "threads_per_instance": 1, "kv_pages": 200}
+    cuts, long_cuts = ("r:3", "r:12", "r:20"), ("l:150", "l:420")
+    long = {"prompt": 400, "output": 60, "seed": 9}
+    async with running_cluster(ServeConfig(instances=2, **options), loaded=loaded) as cluster:
+        cluster.loop.scheduler._placement = CutAt()
+        whole = (await answer(cluster, "whole")).tokens
+        long_whole = (await answer(cluster, "l", **long)).tokens
+    landed = set()
+
+    def note(handled):
+        if isinstance(handled.event, ChunkLanded) and handled.event.intact:
+            landed.add(handled.event.request_id)
+
+    async with ray_cluster([note], **options) as cluster:
+        cluster.loop.scheduler._placement = CutAt()
+        for name in cuts:
+            assert (await answer(cluster, name)).tokens == whole, name
+        for name in long_cuts:
+            assert (await answer(cluster, name, **long)).tokens == long_whole, name
+        assert landed == {*cuts, *long_cuts}
+        assert cluster.loop.losses == 0
+        await at_rest(cluster)
