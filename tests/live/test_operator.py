@@ -1,7 +1,6 @@
 """The operator changes the layout under load: nobody notices but by the clock."""
 
 import asyncio
-import dataclasses
 
 import httpx
 import pytest
@@ -9,7 +8,6 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepserve.control.reconfigure import slot_id
 from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.plan import Slot
@@ -17,7 +15,7 @@ from stepserve.core.request import FinishReason
 from stepserve.engine.loader import load_model
 from stepserve.gateway.errors import install_error_handlers
 from stepserve.gateway.operator import add_operator
-from stepserve.live.operator import LiveOperator, slots_for
+from stepserve.live.operator import slots_for
 from support.live_cluster import (
     assert_at_rest,
     collect,
@@ -78,9 +76,10 @@ async def test_a_layout_asked_for_under_load_is_carried_out_and_no_answer_change
         assert_at_rest(cluster)
     assert all(answer.end.reason is FinishReason.LENGTH for answer in answers)
     moved = [answer for answer in answers if answer.end.report.migrations]
-    assert moved
+    # One that moves before its first step has no pause.
+    assert any(answer.end.report.paused_s > 0.0 for answer in moved)
     for answer in answers:
-        assert 0.0 < answer.end.report.paused_s < answer.end.report.e2e_s or answer not in moved
+        assert answer.end.report.paused_s < answer.end.report.e2e_s
     async with running_cluster(make_config(tmp_path, instances=1), loaded=loaded) as cluster:
         for i, answer in enumerate(answers):
             assert (await submit(cluster, str(i))).tokens == answer.tokens
@@ -129,23 +128,6 @@ async def test_what_cannot_be_is_refused_by_name(tmp_path, loaded):
             reply = await client.put("/cluster/layout", json={"layout": [1]})
             assert (reply.status_code, reply.json()["error"]["code"]) == (409, "busy")
             await until(cluster, 2)
-
-
-async def test_gpus_of_instances_that_still_start_are_not_given_away(tmp_path, loaded):
-    async with running_cluster(make_config(tmp_path), loaded=loaded) as cluster:
-        await until(cluster, 1, 1, 1)
-        loop = cluster.loop
-        operator = LiveOperator(loop, (*cluster.specs, late_spec(cluster.specs[0])), (1, 2))
-        with pytest.raises(StepserveError, match="still starting: node0-gpu3"):
-            operator.change([2, 1])
-        with pytest.raises(StepserveError, match="still starting"):
-            operator.drain(cluster.specs[0].id)
-        assert not loop.scheduler.reconfiguration.changes
-
-
-def late_spec(spec):
-    slot = Slot(0, (3,))
-    return dataclasses.replace(spec, id=slot_id(slot), slot=slot)
 
 
 def test_instances_that_stay_are_kept_where_they_are():

@@ -43,13 +43,14 @@ HANDED_OVER = {
 
 
 async def run_a_cluster(config):
-    """Deadlines, a cancellation and the loss of an instance: every kind of event occurs."""
+    """Deadlines, a cancellation, the loss of an instance and of the global scheduler: every kind
+    of event occurs."""
     async with running_cluster(config) as cluster:
-        ledger = cluster.loop.scheduler.ledger
         cancelled_on, lost = [], []
 
         def disturb(request):
             """Cancel the fourth request when it emits; later lose the instance it was not on."""
+            ledger = cluster.loop.scheduler.ledger
             segment = ledger.requests[request.id].segment if request.id in ledger.requests else None
             if request.id == "3" and not cancelled_on and segment:
                 cancelled_on.append(segment.instance)
@@ -57,6 +58,8 @@ async def run_a_cluster(config):
             elif cancelled_on and not lost and segment and segment.instance != cancelled_on[0]:
                 lost.append(segment.instance)
                 cluster.transport.kill(segment.instance)
+            elif lost and not cluster.loop.restarts:
+                cluster.operator.restart_scheduler()
 
         jobs = []
         for index in range(14):
@@ -99,7 +102,7 @@ def test_replay_reproduces_every_action(logs, capsys):
     batches = [a.batch for e in entries for a in e.actions if isinstance(a, RunBatch)]
     picked = {step.threshold for batch in batches for step in batch.steps}
     assert len(picked) > 1, "thresholds were chosen, not fixed"
-    assert len({e.scheduler for e in entries}) >= 4, "global, two local, and the rebuilt one"
+    assert len({e.scheduler for e in entries}) >= 5, "two global, two local, and the rebuilt one"
 
 
 def reread(path):

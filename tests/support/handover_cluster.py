@@ -38,10 +38,13 @@ from stepserve.core.events import (
     InstanceLost,
     InstanceStopped,
     InstanceUp,
+    OpenRequest,
     Predicted,
     RequestArrived,
     RequestCancelled,
+    SchedulerStarted,
     SegmentEnded,
+    SegmentPlaced,
 )
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
@@ -88,6 +91,8 @@ class Truth:
     handed: int = 0
     ended: FinishReason | None = None
     answer: Finish | None = None
+    epoch: int = 0  # the latest that was sent
+    cancelled: bool = False
     disturbed: bool = False  # something happened after which work may be done twice
 
     @property
@@ -133,20 +138,22 @@ class Machine:
     batch: object = None
     timers: list = field(default_factory=list)
     alive: bool = True
+    retired: bool = False  # told to stop: it takes nothing in any more
 
 
 class HandoverCluster:
     def __init__(self, *names, pages=12, push_pages=1, report_every_s=0.0):
         self.truths: dict[RequestId, Truth] = {}
         self.now_s = 0.0
-        self.built = 0
+        self.built = self.restarts = 0
         self.push_pages, self.report_every_s = push_pages, report_every_s
         program, cost = AutoregressiveProgram(8), KnownSeconds()
         config = ControlConfig(family="autoregressive", migration="none", load_control="none")
         load_control = LoadControl(None, program, cost, 1.0)
-        self.scheduler = GlobalScheduler(
+        self.make_scheduler = lambda: GlobalScheduler(
             config, program, AsTold(self.truths), None, load_control, cost, program.work
         )
+        self.scheduler = self.make_scheduler()
         self.program, self.cost = program, cost
         self.machines: dict[InstanceId, Machine] = {}
         self.known: dict[InstanceId, Machine] = {}  # as the global scheduler knows them
@@ -179,6 +186,20 @@ class HandoverCluster:
         machine = self.machines.pop(InstanceId(name))
         machine.alive = False
         self.post(("lost", name), GLOBAL, machine)
+
+    def restart(self):
+        """A new global scheduler knows what clients were told, and where instances are."""
+        self.scheduler = self.make_scheduler()
+        self.restarts += 1
+        open_requests, cancelled = [], []
+        for name, truth in self.truths.items():
+            if truth.answer is None:
+                open_requests.append(OpenRequest(truth.request, truth.reached, truth.epoch))
+                cancelled += [name] if truth.cancelled else []
+        specs = tuple(machine.spec for machine in self.known.values())
+        self.tell_global(SchedulerStarted(self.restarts, (), tuple(open_requests), specs))
+        for name in cancelled:
+            self.cancel(name)
 
     def rebuild(self):
         self.come_up(self.rebuilds.pop(0))
@@ -228,8 +249,7 @@ class HandoverCluster:
             assert not machine.rows, "an instance that holds something is not stopped"
             del self.machines[machine.spec.id], self.known[machine.spec.id]
             machine.alive = False
-            self.tell_global(InstanceStopped(machine.spec))
-            self.rebuilds.append(machine.spec)
+            self.tell_global(InstanceStopped(machine.spec))  # which forms it anew
 
     def deliver(self, *, chunks=True):
         """Everything that is under way, and what follows from it; no batch ends."""
@@ -297,6 +317,9 @@ class HandoverCluster:
             match action:
                 case Send(to, event):
                     machine = self.known[to]  # the global scheduler sends to what it knows
+                    if isinstance(event, SegmentPlaced):
+                        truth = self.truths[event.request.id]
+                        truth.epoch = max(truth.epoch, event.segment.epoch)
                     self.post(("send", to, machine.number), machine, event)
                 case Predict():
                     self.post(("predict",), GLOBAL, self.predicted(action))
@@ -307,6 +330,7 @@ class HandoverCluster:
                 case Rebuild(spec):
                     self.rebuilds.append(spec)
                 case Stop(spec):
+                    self.known[spec.id].retired = True
                     self.post(("stop", spec.id), GLOBAL, self.known[spec.id])
                 case _:
                     raise AssertionError(action)
@@ -317,7 +341,7 @@ class HandoverCluster:
         return Predicted(action.request.id, forecast)
 
     def tell_local(self, machine, event):
-        if not machine.alive:
+        if not machine.alive or machine.retired:
             return []
         self.log.append((machine, event))
         name = machine.spec.id
@@ -358,7 +382,7 @@ class HandoverCluster:
         assert not row.started
         assert progress.settled <= row.held, "keys and values have landed up to there"
         row.held, row.known, row.started = progress.settled, progress.emitted, True
-        if truth.answer is None and self.scheduler.ledger.requests[request_id].cancelled is None:
+        if truth.answer is None and not truth.cancelled:
             assert row.known == truth.emitted, "the successor knows what the client knows"
 
     # -- clients
@@ -371,6 +395,7 @@ class HandoverCluster:
         return self.truths[request_id]
 
     def cancel(self, name):
+        self.truths[RequestId(name)].cancelled = True
         self.tell_global(RequestCancelled(RequestId(name), FinishReason.CANCELLED))
 
     def come_to_rest(self):
@@ -392,7 +417,14 @@ class HandoverCluster:
     # -- invariants
 
     def check(self):
+        if not self.scheduler.recovering:
+            self.check_books()
+        self.check_machines()
+
+    def check_books(self):
         ledger = self.scheduler.ledger
+        for truth in self.truths.values():
+            assert (truth.request.id in ledger.requests) == (truth.answer is None)
         for name, instance in ledger.instances.items():
             held = [*instance.placed, *instance.expected, *instance.departing]
             assert len(held) == len(set(held)), "an instance holds a request once"
@@ -425,6 +457,8 @@ class HandoverCluster:
             assert not chain or chain[-1].stop is None or tracked.cancelled or tracked.cutting
             queued = any(row[2] == name for row in self.scheduler._queue)
             assert queued == (tracked.segment is None and tracked.forecast is not None)
+
+    def check_machines(self):
         running = [r for m in self.machines.values() for r in m.local.residents]
         assert len(running) == len(set(running)), "a request is resident in one place"
         for machine in self.machines.values():
@@ -436,8 +470,6 @@ class HandoverCluster:
             assert not local.residents.keys() & local.inbound.keys()
             assert local.outbound.keys() <= local.pages._held.keys()
             assert (machine.batch is None) == (not local.residents), "nobody waits in vain"
-        for truth in self.truths.values():
-            assert (truth.request.id in ledger.requests) == (truth.answer is None)
 
     def check_rest(self):
         """Everybody has an answer, and nothing is left of anybody."""

@@ -45,6 +45,7 @@ def random_faults(seed):
     return {
         "losses_per_hour": rng.choice([0.0, 2000.0, 8000.0]),
         "false_loss_share": rng.choice([0.0, 0.5]),
+        "restarts_per_hour": random.Random(f"{seed}/restarts").choice([0.0, 0.0, 3600.0, 20000.0]),
         "row_error_rate": rng.choice([0.0, 0.01]),
         "late_share": rng.choice([0.0, 0.05]),
         "late_s": 0.02,

@@ -110,7 +110,7 @@ class TokenWorld(ToyWorld):
             damaged=lambda: damage.random() < damaged_share,
         )
         self.world = World(
-            make_global(self.config, placement),
+            lambda: make_global(self.config, placement),
             lambda spec: make_local(self.config, spec),
             rows=self.rows,
             truth=LinearCost(),

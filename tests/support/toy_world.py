@@ -220,7 +220,7 @@ class ToyWorld:
         self.log, self.requests, self.ends_at = [], [], {}
         self.rows = ToyRows(self.rng, self.ends_at, self.config.migration == "any_step")
         self.world = World(
-            assemble_global(self.config, StepTable(PROFILES)),
+            lambda: assemble_global(self.config, StepTable(PROFILES)),
             lambda spec: assemble_local(self.config, spec, StepTable(PROFILES)),
             rows=self.rows,
             truth=StepTable(PROFILES),

@@ -21,6 +21,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     change = parser.add_mutually_exclusive_group()
     change.add_argument("--layout", metavar="2,1,1", help="tensor-parallel degrees to change to")
     change.add_argument("--drain", metavar="ID", help="an instance to stop")
+    change.add_argument(
+        "--restart-scheduler",
+        action="store_true",
+        help="have a new global scheduler take over what instances hold",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         elif args.drain is not None:
             name = quote(args.drain, safe="")
             reply = _ask(client, "POST", f"/cluster/instances/{name}/drain")
+        elif args.restart_scheduler:
+            reply = _ask(client, "POST", "/cluster/scheduler/restart")
         else:
             reply = _ask(client, "GET", "/cluster")
     print("\n".join(lines(reply)))
@@ -48,6 +55,8 @@ def degrees(text: str) -> list[int]:
 def lines(state: dict[str, Any]) -> list[str]:
     """The state as text, an instance per line."""
     told = f"{state['running']} running, {state['waiting']} waiting, {state['losses']} losses"
+    restarts = state["scheduler_restarts"]
+    told += f", scheduler restarted {restarts} times" if restarts else ""
     changing = ", layout changing" if state["changing"] else ""
     head = f"{'instance':16s} {'state':9s} TP   running   pages free"
     rows = [

@@ -12,6 +12,7 @@ from stepserve.core.config import ControlConfig
 from stepserve.core.events import (
     GlobalEvent,
     HandoverStalled,
+    InstanceFound,
     InstanceLost,
     InstanceReported,
     InstanceStopped,
@@ -20,11 +21,14 @@ from stepserve.core.events import (
     Predicted,
     RequestArrived,
     RequestCancelled,
+    SchedulerStarted,
     SegmentEnded,
     SegmentPlaced,
+    StateAsked,
 )
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId
+from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import (
     CostModel,
     MigrationPolicy,
@@ -40,6 +44,7 @@ from .admission import completion_s
 from .ledger import Ledger, Tracked, WorkOf
 from .load_control import LoadControl
 from .reconfigure import Reconfiguration
+from .recovery import WHY, Recovery
 from .relocation import QueueKey, Relocation, queue_key
 
 MAX_LOSSES = 6
@@ -75,6 +80,12 @@ class GlobalScheduler:
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
         self._queue: list[QueueKey] = []  # sorted
         self._losses: dict[InstanceId, int] = {}  # in a row, without a batch in between
+        self._recovery: Recovery | None = None
+
+    @property
+    def recovering(self) -> bool:
+        """Whether instances are yet to say what they hold (see ``recovery``)."""
+        return self._recovery is not None
 
     @property
     def queued(self) -> int:
@@ -83,6 +94,8 @@ class GlobalScheduler:
 
     def handle(self, now_s: float, event: GlobalEvent) -> list[GlobalAction]:
         """Take one event into account and return what is to be done, in order."""
+        if self._recovery is not None and self._recovery.keeps(event):
+            return []
         match event:
             case InstanceReported():
                 actions = self._hear(now_s, event)
@@ -104,10 +117,39 @@ class GlobalScheduler:
                 actions = self._lose(event) + self._place_queued(now_s)
             case HandoverStalled():
                 actions = self._stalled(event)
+            case InstanceFound():
+                actions = self._come_up(now_s, event) if self.recovering else []
+            case SchedulerStarted():
+                actions = self._take_over(event)
+        if self._recovery is not None and not self._recovery.awaiting:
+            actions += self._recover(now_s, self._recovery)
         if self.load_control.stale:
             actions += self.load_control.update(now_s, self.ledger)
         if self.reconfiguration.on:
             actions += self.reconfiguration.ask(now_s, self.ledger)
+        return actions
+
+    def _take_over(self, event: SchedulerStarted) -> list[GlobalAction]:
+        self._recovery = Recovery(event)
+        for spec in event.starting:
+            self.reconfiguration.rebuild(spec)
+        asked = StateAsked(event.number)
+        return [Send(spec.id, asked, "a new scheduler") for spec in event.instances]
+
+    def _recover(self, now_s: float, recovery: Recovery) -> list[GlobalAction]:
+        """All have said what they hold: see ``recovery``."""
+        self._recovery = None
+        requests = self.ledger.requests
+        actions = recovery.enter(self.ledger, self._program)
+        for request_id, ended in recovery.ended.items():
+            actions.append(self._end_of(requests[request_id], ended))
+        for tracked in [t for t in requests.values() if t.segment is None]:
+            actions += self._resume(tracked, WHY)
+        self.load_control.changed()
+        for spec in self.reconfiguration.missing(recovery.layout, self.ledger):
+            actions.append(self._rebuild(spec, 0.0, "nothing is on its GPUs"))
+        for event in recovery.waiting:
+            actions += self.handle(now_s, event)
         return actions
 
     def _arrive(self, request: Request) -> list[GlobalAction]:
@@ -259,11 +301,8 @@ class GlobalScheduler:
         furthest = max(event.progress, tracked.progress, key=lambda progress: progress.emitted)
         tracked.progress = self._program.resume(tracked.request, furthest)
         self.load_control.changed()
-        if event.end is SegmentEnd.FAILED:
-            actions = [self._finish(tracked, FinishReason.ERROR, event.error, "step failed")]
-        elif event.end is SegmentEnd.FINISHED:
-            reason = event.progress.finished or FinishReason.STOP
-            actions = [self._finish(tracked, reason, None, f"{event.progress.steps} steps")]
+        if event.end in (SegmentEnd.FINISHED, SegmentEnd.FAILED):
+            actions = [self._end_of(tracked, event)]
         elif tracked.successor is not None and tracked.cancelled is None:
             start, to = tracked.progress.settled, tracked.successor
             after = Segment(tracked.request.id, segment.index + 1, start, None, to, epoch=0)
@@ -271,6 +310,13 @@ class GlobalScheduler:
         else:
             actions = self._resume(tracked, "released")
         return dropped + actions + self.reconfiguration.advance(ledger)
+
+    def _end_of(self, tracked: Tracked, event: SegmentEnded) -> GlobalAction:
+        """A request ended with its segment."""
+        if event.end is SegmentEnd.FAILED:
+            return self._finish(tracked, FinishReason.ERROR, event.error, "step failed")
+        reason = event.progress.finished or FinishReason.STOP
+        return self._finish(tracked, reason, None, f"{event.progress.steps} steps")
 
     def _resume(self, tracked: Tracked, why: str) -> list[GlobalAction]:
         """A request that lost its place: gone if it was cancelled, else queued anew."""
@@ -323,13 +369,15 @@ class GlobalScheduler:
             return []
         return splits.do_without(self.ledger, tracked, event.epoch, "no room was made in time")
 
-    def _come_up(self, now_s: float, event: InstanceUp) -> list[GlobalAction]:
+    def _come_up(self, now_s: float, event: InstanceUp | InstanceFound) -> list[GlobalAction]:
         self.ledger.add_instance(event.spec, now_s)
         self.reconfiguration.came_up(event.spec)
         return self.reconfiguration.advance(self.ledger)
 
     def _stopped(self, event: InstanceStopped) -> list[GlobalAction]:
         self.ledger.remove_instance(event.spec.id)
+        if not self.reconfiguration.wants_gone(event.spec):
+            return [self._rebuild(event.spec, 0.0, "stopped for a scheduler that is no more")]
         self.reconfiguration.stopped(event.spec)
         return self.reconfiguration.advance(self.ledger)
 
@@ -360,6 +408,9 @@ class GlobalScheduler:
             return actions + self.reconfiguration.advance(self.ledger)
         if losses >= MAX_LOSSES and self.reconfiguration.give_up(event.spec):
             return actions + self.reconfiguration.advance(self.ledger)
-        self.reconfiguration.rebuild(event.spec)
         after_s = REBUILD_DELAYS_S[min(losses, len(REBUILD_DELAYS_S) - 1)]
-        return [Rebuild(event.spec, after_s, f"lost {losses + 1} times in a row"), *actions]
+        return [self._rebuild(event.spec, after_s, f"lost {losses + 1} times in a row"), *actions]
+
+    def _rebuild(self, spec: InstanceSpec, after_s: float, why: str) -> GlobalAction:
+        self.reconfiguration.rebuild(spec)
+        return Rebuild(spec, after_s, why)

@@ -106,15 +106,22 @@ class Outbound:
 
     def hear(self, event: HandoverEvent) -> list[LocalAction]:
         """Take an event of this hand-over into account; ``waits_for`` may have changed."""
-        stage, request_id = self.waits_for, self.segment.request_id
+        stage = self.waits_for
         match event:
             case HandoverPrepared() if stage is HandoverStage.PREPARE:
                 self._to, self.waits_for = event.instance, None
                 return self.push()
             case TimedOut() if event.stage is stage is HandoverStage.PREPARE:
                 self.waits_for = None
-                return [Report(HandoverStalled(request_id, self.epoch), "no room was made")]
+                return self.stalled()
         return []
+
+    def stalled(self) -> list[LocalAction]:
+        """Tell that no room was made in time, if so; until something is done about it, it waits."""
+        if self.waits_for is not None or self._to is not None:
+            return []
+        stalled = HandoverStalled(self.segment.request_id, self.epoch)
+        return [Report(stalled, "no room was made")]
 
     def ends(self, event: HandoverEvent) -> bool:
         """Whether the request is the successor's by now, or has to be."""

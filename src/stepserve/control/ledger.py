@@ -144,19 +144,30 @@ class Ledger:
 
     def assign(self, tracked: Tracked, segment: Segment, *further: Segment) -> None:
         """Reserve what the segments need under new epochs, which they are stamped with."""
-        request, instance = tracked.request, self.instances[segment.instance]
         if tracked.successor == segment.instance:
-            self._release(instance, instance.expected, request.id)
+            instance = self.instances[segment.instance]
+            self._release(instance, instance.expected, tracked.request.id)
         tracked.successor = None
-        self._reserve(instance, instance.placed, request, segment.stop)
+        rows = (segment, *further)
+        epochs = range(tracked.epoch + 1, tracked.epoch + 1 + len(rows))
+        tracked.epoch += len(rows)
+        self.hold(tracked, *(replace(s, epoch=e) for s, e in zip(rows, epochs, strict=True)))
+
+    def hold(self, tracked: Tracked, segment: Segment, *further: Segment) -> None:
+        """Reserve what segments need that have their epochs."""
+        instance = self.instances[segment.instance]
+        self._reserve(instance, instance.placed, tracked.request, segment.stop)
         self.admitted += 1
-        tracked.epoch += 1
-        tracked.segment = replace(segment, epoch=tracked.epoch)
         for planned in further:
             instance = self.instances[planned.instance]
-            self._reserve(instance, instance.expected, request, planned.stop)
-            tracked.epoch += 1
-            tracked.planned += (replace(planned, epoch=tracked.epoch),)
+            self._reserve(instance, instance.expected, tracked.request, planned.stop)
+        tracked.segment, tracked.planned = segment, further
+
+    def hold_departing(self, segment: Segment, request: Request) -> None:
+        """Reserve what a segment needs that is nobody's, until its instance lets it go."""
+        instance = self.instances[segment.instance]
+        self._reserve(instance, instance.placed, request, segment.stop)
+        self.depart(segment)
 
     def promote(self, tracked: Tracked, epoch: int) -> None:
         """The planned segment of that epoch runs, if there is one; those before it depart."""

@@ -24,6 +24,7 @@ from stepserve.core.events import (
     CapsSet,
     HandoverAcknowledged,
     HandoverPrepared,
+    InstanceFound,
     InstanceReported,
     LocalEvent,
     Predicted,
@@ -31,10 +32,11 @@ from stepserve.core.events import (
     SegmentExtended,
     SegmentPlaced,
     SegmentReleased,
+    StateAsked,
     TimedOut,
 )
 from stepserve.core.ids import RequestId
-from stepserve.core.instance import InstanceSpec, ResidentReport
+from stepserve.core.instance import HeldSegment, InstanceSpec, ResidentReport
 from stepserve.core.protocols import (
     BatchingPolicy,
     CostModel,
@@ -101,6 +103,10 @@ class LocalScheduler:
                 actions = self._release(event)
             case CapsSet():
                 actions = self._take_caps(event)
+            case StateAsked():
+                actions = [Report(InstanceFound(event.scheduler, self.spec, self._held()), "asked")]
+                for outbound in self.outbound.values():
+                    actions += outbound.stalled()
             case _:
                 actions = self._hand_over(now_s, event)
         if self._running is None and self.residents:
@@ -295,6 +301,25 @@ class LocalScheduler:
             ResidentReport(request_id, r.segment.epoch, r.progress, r.forecast)
             for request_id, r in self.residents.items()
         )
+
+    def _held(self) -> tuple[HeldSegment, ...]:
+        """Residents, those that have come to their stop, and what waits to be handed over."""
+        paused = (o.resident for o in self.outbound.values() if o.resident is not None)
+        rows = {r.request.id: r for r in (*self.residents.values(), *paused)}.values()
+        begun = (
+            HeldSegment(
+                *(r.request, r.segment, r.progress, r.forecast, r.cap), True, r.release is not None
+            )
+            for r in rows
+        )
+        waiting = (
+            HeldSegment(
+                *(p.request, p.segment, i.progress, p.forecast, p.cap), begun=False, leaving=False
+            )
+            for i in self.inbound.values()
+            for p in (i.placed,)
+        )
+        return (*begun, *waiting)
 
     def _after_step(self, resident: Resident, error: str | None) -> list[LocalAction]:
         """What follows for a resident that goes on for now, ends, or may need a new forecast."""

@@ -8,7 +8,7 @@ each new instance is formed as soon as the GPUs it needs are free.
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from stepserve.core.actions import GlobalAction, Rebuild, SolvePlan, Stop
@@ -69,7 +69,7 @@ class Reconfiguration:
         self._to_start: set[Slot] = set()
         self._starting: set[Slot] = set()
         self._stage_stops: tuple[Slot, ...] = ()
-        self._rebuilding: set[Slot] = set()  # lost, and asked for again
+        self._rebuilding: dict[InstanceId, InstanceSpec] = {}  # asked for, outside of a plan
         self._template: InstanceSpec | None = None
         self.changes = 0  # plans that changed the layout
 
@@ -89,13 +89,13 @@ class Reconfiguration:
 
     def came_up(self, spec: InstanceSpec) -> None:
         """An instance is up: one of ours, or one that was there before."""
+        self._rebuilding.pop(spec.id, None)
         if spec.slot is None:
             return
         self._gpus[spec.slot.node] = max(self._gpus.get(spec.slot.node, 0), spec.slot.gpus[-1] + 1)
         self._template = self._template or spec
         self._to_start.discard(spec.slot)
         self._starting.discard(spec.slot)
-        self._rebuilding.discard(spec.slot)
 
     def ask(self, now_s: float, ledger: Ledger) -> list[GlobalAction]:
         """Ask for a plan if it is time, nothing is being changed, and there was demand."""
@@ -149,7 +149,7 @@ class Reconfiguration:
         for instance in ledger.instances.values():
             if instance.spec.slot in self._to_stop:
                 actions += _drain(instance, ledger)
-        busy = {i.spec.slot for i in ledger.instances.values()} | self._rebuilding
+        busy = {spec.slot for spec in self._there(ledger)}
         for slot in sorted(self._to_start - self._starting):
             if not any(other is not None and slot.overlaps(other) for other in busy):
                 self._starting.add(slot)
@@ -178,14 +178,27 @@ class Reconfiguration:
         self._stages.clear()
         self._to_start.discard(slot)
         self._starting.discard(slot)
-        self._rebuilding.discard(slot)
+        self._rebuilding.pop(spec.id, None)
         self._to_start |= {old for old in self._stage_stops if old.overlaps(slot)}
         return True
 
+    def missing(self, layout: Iterable[InstanceSpec], ledger: Ledger) -> list[InstanceSpec]:
+        """Instances of a layout on whose GPUs there is nothing."""
+        there = self._there(ledger)
+        names = {spec.id for spec in there}
+        slots = [spec.slot for spec in there if spec.slot is not None]
+        return [
+            spec
+            for spec in layout
+            if spec.id not in names and not (spec.slot and any(map(spec.slot.overlaps, slots)))
+        ]
+
+    def _there(self, ledger: Ledger) -> list[InstanceSpec]:
+        return [*(i.spec for i in ledger.instances.values()), *self._rebuilding.values()]
+
     def rebuild(self, spec: InstanceSpec) -> None:
-        """A lost instance is asked for again: its GPUs are taken until it comes up."""
-        if spec.slot is not None:
-            self._rebuilding.add(spec.slot)
+        """An instance is asked for: its GPUs are taken until it comes up."""
+        self._rebuilding[spec.id] = spec
 
     @property
     def under_way(self) -> bool:

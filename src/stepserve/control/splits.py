@@ -48,19 +48,23 @@ def do_without(ledger: Ledger, tracked: Tracked, epoch: int, why: str) -> list[G
     index = next((i for i, s in enumerate(tracked.planned) if s.epoch == epoch), None)
     if index is None:
         return []
-    actions = drop(ledger, tracked, why, index)
-    last = tracked.planned[-1] if index else tracked.segment
+    return drop(ledger, tracked, why, index) + go_on(ledger, tracked, epoch, why)
+
+
+def go_on(ledger: Ledger, tracked: Tracked, epoch: int, why: str) -> list[GlobalAction]:
+    """The last segment goes on to the end; ``epoch``: of the hand-over that will not be."""
+    last = tracked.planned[-1] if tracked.planned else tracked.segment
     assert last is not None, "a request with planned segments is placed"
     if ledger.extend(tracked, last):
         whole = replace(last, stop=None)
-        if index:
+        if tracked.planned:
             tracked.planned = (*tracked.planned[:-1], whole)
         else:
             tracked.segment = whole
-        return [*actions, Send(last.instance, SegmentExtended(last.request_id, epoch, whole), why)]
-    if index:
-        return actions + do_without(ledger, tracked, last.epoch, why)
-    return [*actions, tracked.ask_release(ReleasePoint.STEP, f"{why}; no room to go on")]
+        return [Send(last.instance, SegmentExtended(last.request_id, epoch, whole), why)]
+    if tracked.planned:
+        return do_without(ledger, tracked, last.epoch, why)
+    return [tracked.ask_release(ReleasePoint.STEP, f"{why}; no room to go on")]
 
 
 def take_over(ledger: Ledger, tracked: Tracked) -> GlobalAction:

@@ -8,11 +8,39 @@ from typing import NamedTuple
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import InstanceSpec, ResidentReport
+from stepserve.core.instance import HeldSegment, InstanceSpec, ResidentReport
 from stepserve.core.plan import ClusterPlan
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import HandoverStage, ReleasePoint, Segment, SegmentEnd
 from stepserve.core.step import Mix, StepOutcome
+
+
+class OpenRequest(NamedTuple):
+    """A request that a scheduler before this one accepted.
+
+    ``progress`` is what reached the frontend, if anything did; ``epoch`` the latest that was sent.
+    """
+
+    request: Request
+    progress: Progress | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStarted:
+    """The first event of a global scheduler, which may follow others on the same cluster.
+
+    ``number``: how many came before; who answers a question says whose it was.
+    ``layout`` is what a cluster begins with: instances are started where nothing else is. Of
+    those that are there, ``instances`` are up and will be asked what they hold; ``starting`` ones
+    will announce themselves.
+    """
+
+    number: int
+    layout: tuple[InstanceSpec, ...]
+    requests: tuple[OpenRequest, ...] = ()
+    instances: tuple[InstanceSpec, ...] = ()
+    starting: tuple[InstanceSpec, ...] = ()
 
 
 class RequestArrived(NamedTuple):
@@ -55,6 +83,13 @@ class SegmentPlaced:
     source: InstanceId | None = None
     predicted_s: float | None = None
     predicted_tbt_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateAsked:
+    """A new global scheduler asks what is held here; answered by ``InstanceFound``."""
+
+    scheduler: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +206,14 @@ class InstanceUp:
     spec: InstanceSpec
 
 
+class InstanceFound(NamedTuple):
+    """Answer to ``StateAsked``: everything that an instance holds."""
+
+    scheduler: int
+    spec: InstanceSpec
+    segments: tuple[HeldSegment, ...]
+
+
 class InstanceReported(NamedTuple):
     """An instance begins a batch, or has nothing to run.
 
@@ -213,11 +256,13 @@ class InstanceLost:
 
 
 GlobalEvent = (
-    RequestArrived
+    SchedulerStarted
+    | RequestArrived
     | RequestCancelled
     | Predicted
     | SegmentEnded
     | InstanceUp
+    | InstanceFound
     | InstanceReported
     | InstanceStopped
     | PlanSolved
@@ -225,7 +270,8 @@ GlobalEvent = (
     | HandoverStalled
 )
 LocalEvent = (
-    SegmentPlaced
+    StateAsked
+    | SegmentPlaced
     | SegmentReleased
     | SegmentExtended
     | CapsSet

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.plan import Slot
-from stepserve.core.request import Progress
+from stepserve.core.request import Progress, Request
+from stepserve.core.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,22 @@ class ResidentReport(NamedTuple):
     epoch: int
     progress: Progress
     forecast: StepForecast
+
+
+class HeldSegment(NamedTuple):
+    """A segment that an instance holds, and all that the global scheduler has to know of it.
+
+    ``begun``: it is a resident, or has come to its stop; if not, it waits for what is handed over.
+    ``leaving``: it was asked to be let go.
+    """
+
+    request: Request
+    segment: Segment
+    progress: Progress
+    forecast: StepForecast
+    cap: float
+    begun: bool
+    leaving: bool
 
 
 class Work(NamedTuple):

@@ -28,6 +28,10 @@ class Operator(Protocol):
         """Begin to stop an instance. Raises as ``change``, and KeyError for an unknown one."""
         ...
 
+    def restart_scheduler(self) -> None:
+        """Have a new global scheduler take over; instances and requests go on."""
+        ...
+
 
 class Layout(BaseModel):
     """Tensor-parallel degrees, one per instance."""
@@ -63,6 +67,11 @@ def add_operator(app: FastAPI, operator: Operator) -> None:
             raise APIError(409, str(error)) from error
         return operator.state()
 
+    async def restart() -> dict[str, Any]:
+        operator.restart_scheduler()
+        return operator.state()
+
     app.add_api_route("/cluster", state, methods=["GET"])
     app.add_api_route("/cluster/layout", change, methods=["PUT"], status_code=202)
     app.add_api_route("/cluster/instances/{name}/drain", drain, methods=["POST"], status_code=202)
+    app.add_api_route("/cluster/scheduler/restart", restart, methods=["POST"], status_code=202)

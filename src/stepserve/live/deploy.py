@@ -78,8 +78,7 @@ class Cluster:
     def start(self) -> None:
         """Start every instance; the frontend is ready when the first is up."""
         self.loop.attach(self.transport, asyncio.get_running_loop())
-        for spec in self.specs:
-            self.transport.start(spec)
+        self.loop.start(self.specs)
         self.frontend.start()
 
     def control_reading(self) -> ControlReading:
@@ -95,7 +94,8 @@ class Cluster:
             handovers=counters.handovers,
             forecasts_refreshed=counters.forecasts_refreshed,
             plans_solved=counters.plans_solved,
-            layout_changes=scheduler.reconfiguration.changes,
+            layout_changes=self.loop.layout_changes,
+            scheduler_restarts=self.loop.restarts,
             instances=Counter(i.spec.tp_degree for i in scheduler.ledger.instances.values()),
             scheduler_seconds=counters.seconds,
             scheduler_events=counters.events,
@@ -128,7 +128,6 @@ def build_cluster(
     header = make_header(config, loaded)
     recipe = Recipe(config, header)
     planner = planner or make_planner(header.control)
-    scheduler = new_global(header)
     specs = _first_specs(config)
     new_local(header, specs[0])  # refuses unknown policies now
     log = StepLog(Path(config.log_steps)) if config.log_steps else None
@@ -145,7 +144,7 @@ def build_cluster(
         events = EventLog(Path(config.events), header)
         listeners.append(events.note)
         logs.append(events)
-    loop = ControlLoop(scheduler, predictor, time.monotonic, planner, listeners)
+    loop = ControlLoop(lambda: new_global(header), predictor, time.monotonic, planner, listeners)
 
     def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
         return recipe.instance(loaded, spec, incarnation, predictor, time.monotonic, listeners)

@@ -31,7 +31,7 @@ from .recording import Handled
 FORMAT = "stepserve event log 3"
 
 Scheduler = tuple[InstanceId | None, int]
-"""Instance and incarnation of a local scheduler; ``(None, 0)``: the global one."""
+"""Instance and incarnation of a local scheduler; no instance: a global one."""
 
 
 @dataclass(frozen=True, slots=True)

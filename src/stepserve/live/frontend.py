@@ -77,6 +77,7 @@ class LiveFrontend:
         """See ``Frontend.ready``. While the layout changes, requests wait in the queue."""
         scheduler = self.loop.scheduler
         serves = bool(scheduler.ledger.instances) or scheduler.reconfiguration.under_way
+        serves = serves or scheduler.recovering
         return serves and not self._draining
 
     def healthy(self) -> bool:

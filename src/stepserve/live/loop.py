@@ -1,7 +1,8 @@
 """The control loop: the global scheduler, driven by events on the asyncio thread.
 
 Every event is handled where and when it is posted, so they have one total order. The loop
-owns the live records; instances hold copies of what they need.
+owns the live records; instances hold copies of what they need. A scheduler that raises is replaced
+by a new one, which asks the instances what they hold (``control.recovery``).
 """
 
 import asyncio
@@ -29,20 +30,24 @@ from stepserve.core.events import (
     GlobalEvent,
     HandedOff,
     InstanceLost,
+    InstanceStopped,
     InstanceUp,
+    OpenRequest,
     PlanSolved,
     Predicted,
     RequestArrived,
     RequestCancelled,
+    SchedulerStarted,
     SegmentEnded,
     SegmentPlaced,
     TimedOut,
 )
 from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import InstanceSpec
 from stepserve.core.payload import Payload
 from stepserve.core.plan import ClusterPlan, Planner, PlanProblem
 from stepserve.core.protocols import RequestEnded, RequestRejected, StepPredictor
-from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.request import FinishReason, Request
 from stepserve.core.segment import SegmentEnd
 
 from .messages import Delivery, InstanceOutput
@@ -54,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+FAILURES, FAILURES_WITHIN_S = 5, 60.0
+"""After more failed schedulers than that within so many seconds the server is broken."""
+
 
 class ControlLoop:
     """Carries out the global scheduler's actions and feeds it events.
@@ -63,13 +71,20 @@ class ControlLoop:
 
     def __init__(
         self,
-        scheduler: GlobalScheduler,
+        make_scheduler: Callable[[], GlobalScheduler],
         predictor: StepPredictor,
         now_s: Callable[[], float],
         planner: Planner | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.scheduler = scheduler
+        self.scheduler = make_scheduler()
+        self._make_scheduler = make_scheduler
+        self.restarts = 0  # schedulers before this one
+        self._changes_before = 0  # of the layout, by those
+        self._failed_s: deque[float] = deque(maxlen=FAILURES)
+        self._layout: tuple[InstanceSpec, ...] = ()
+        self._up: dict[InstanceId, InstanceSpec] = {}
+        self._starting: dict[InstanceId, InstanceSpec] = {}
         self.records: dict[RequestId, LiveRecord] = {}
         self.now_s = now_s
         self._predictor = predictor
@@ -89,6 +104,21 @@ class ControlLoop:
         """Connect the transport that hosts the instances, and the asyncio loop to run on."""
         self._transport = transport
         self._loop = loop
+
+    def start(self, specs: Sequence[InstanceSpec]) -> None:
+        """Start the instances that the cluster begins with."""
+        self._layout = tuple(specs)
+        self.post(SchedulerStarted(0, self._layout))
+
+    @property
+    def layout_changes(self) -> int:
+        """Changes of the layout that were begun."""
+        return self._changes_before + self.scheduler.reconfiguration.changes
+
+    def restart(self) -> None:
+        """Give the cluster a new global scheduler; accepted requests go on."""
+        self._replace_scheduler()
+        self._handle_waiting()
 
     def sink(self, output: InstanceOutput) -> None:
         """Take an instance's output, from any thread."""
@@ -116,23 +146,79 @@ class ControlLoop:
 
     def cancel(self, request_id: RequestId, reason: FinishReason) -> None:
         """Stop a request within one step. Unknown and finished ones are ignored."""
-        if request_id in self.records:
+        record = self.records.get(request_id)
+        if record is not None:
+            record.cancelled = record.cancelled or reason
             self.post(RequestCancelled(request_id, reason))
 
     def post(self, event: GlobalEvent) -> None:
         """Handle an event, and the events that its actions cause, in order."""
         self._events.append(event)
+        self._handle_waiting()
+
+    def _handle_waiting(self) -> None:
+        """Handle the events that wait, unless somebody is at it.
+
+        The request that a scheduler fails on ends with an error; a new scheduler goes on with
+        all others.
+        """
         if self._busy:
             return
         self._busy = True
         try:
             while self._events:
-                self._handle(self._events.popleft())
-        except Exception:
-            self.broken = True  # whoever posted hears of it; so does /health
-            raise
+                event = self._events.popleft()
+                try:
+                    self._handle(event)
+                except Exception:
+                    if not self._may_go_on():
+                        self.broken = True  # whoever posted hears of it; so does /health
+                        raise
+                    logger.exception("the scheduler failed on %s: a new one takes over", event)
+                    self._failed_s.append(self.now_s())
+                    self._give_up(event)
+                    self._replace_scheduler()
         finally:
             self._busy = False
+
+    def _may_go_on(self) -> bool:
+        recent, now_s = self._failed_s, self.now_s()
+        return len(recent) < FAILURES or now_s - recent[0] > FAILURES_WITHIN_S
+
+    def _give_up(self, event: GlobalEvent) -> None:
+        """End the request that an event was about: it may be what the scheduler fails on."""
+        match event:
+            case RequestArrived(request):
+                request_id = request.id
+            case SegmentEnded(segment):
+                request_id = segment.request_id
+            case Predicted(request_id) | RequestCancelled(request_id):
+                pass
+            case _:
+                return
+        record = self.records.pop(request_id, None)
+        if record is not None:
+            report = record.report(self.now_s(), FinishReason.ERROR)
+            error = "the scheduler failed on this request"
+            record.updates.put_nowait(RequestEnded(FinishReason.ERROR, report, error))
+
+    def _replace_scheduler(self) -> None:
+        """A new one, and what it has to know: all that is open, and where instances are."""
+        self._changes_before = self.layout_changes
+        self.scheduler = self._make_scheduler()
+        self.restarts += 1
+        known = tuple(
+            OpenRequest(r.request, r.progress(), r.latest_epoch) for r in self.records.values()
+        )
+        instances, starting = tuple(self._up.values()), tuple(self._starting.values())
+        self._events.appendleft(
+            SchedulerStarted(self.restarts, self._layout, known, instances, starting)
+        )
+        self._events.extend(
+            RequestCancelled(name, record.cancelled)
+            for name, record in self.records.items()
+            if record.cancelled is not None
+        )
 
     def find_lost(self) -> None:
         """Ask the transport for lost instances and let the scheduler deal with them."""
@@ -141,12 +227,8 @@ class ControlLoop:
             logger.warning("instance %s is lost", spec.id)
             self.losses += 1
             self.lost_ids.add(spec.id)
-            self.post(InstanceLost(spec, self._reached(spec.id)))
-
-    def _reached(self, instance: InstanceId) -> tuple[tuple[RequestId, Progress], ...]:
-        placed = self.scheduler.ledger.instances.get(instance)
-        ids = () if placed is None else (*placed.placed, *placed.expected)
-        return tuple((request_id, self.records[request_id].progress()) for request_id in ids)
+            reached = tuple((name, record.progress()) for name, record in self.records.items())
+            self.post(InstanceLost(spec, reached))
 
     def _take(self, output: InstanceOutput) -> None:
         try:
@@ -200,10 +282,16 @@ class ControlLoop:
             record.released = event.end is SegmentEnd.RELEASED
 
     def _handle(self, event: GlobalEvent) -> None:
+        match event:
+            case InstanceUp(spec):
+                self._starting.pop(spec.id, None)
+                self._up[spec.id] = spec
+            case InstanceStopped(spec) | InstanceLost(spec):
+                self._up.pop(spec.id, None)
         now_s, started_s = self.now_s(), time.perf_counter()
         actions = self.scheduler.handle(now_s, event)
         seconds = time.perf_counter() - started_s
-        handled = Handled(None, 0, now_s, event, tuple(actions), seconds)
+        handled = Handled(None, self.restarts, now_s, event, tuple(actions), seconds)
         for listen in self._listeners:
             listen(handled)
         for action in actions:
@@ -222,6 +310,7 @@ class ControlLoop:
             case Rebuild():
                 assert self._transport is not None, "lost instances come from the transport"
                 assert self._loop is not None, "attached together"
+                self._starting[action.spec.id] = action.spec
                 self._loop.call_later(action.after_s, self._transport.start, action.spec)
             case Stop():
                 assert self._transport is not None, "instances announce themselves first"
@@ -261,6 +350,7 @@ class ControlLoop:
         event = action.event
         if isinstance(event, SegmentPlaced):
             record = self.records[event.request.id]
+            record.latest_epoch = max(record.latest_epoch, event.segment.epoch)
             if event.source is None:
                 self.migrations += record.released
                 record.place(event.segment.epoch)

@@ -27,7 +27,6 @@ class LiveOperator:
         """``specs``: what the cluster begins with; its GPUs are theirs (or shares of threads)."""
         self._loop, self._degrees = loop, tuple(tp_degrees)
         self._gpus = Counter(s.slot.node for s in specs if s.slot for _ in range(s.tp_degree))
-        self._starting = {spec.id for spec in specs}  # as far as seen
 
     def state(self) -> dict[str, Any]:
         """Instances, and whether the layout is being changed, as values of JSON."""
@@ -39,8 +38,9 @@ class LiveOperator:
             "tp_degrees": list(self._degrees),
             "layout": sorted((i.spec.tp_degree for i in instances), reverse=True),
             "changing": scheduler.reconfiguration.under_way,
-            "changes": scheduler.reconfiguration.changes,
+            "changes": self._loop.layout_changes,
             "losses": self._loop.losses,
+            "scheduler_restarts": self._loop.restarts,
             "running": placed,
             "waiting": len(self._loop.records) - placed,
             "instances": [_instance(i) for i in sorted(instances, key=lambda i: i.spec.id)],
@@ -69,6 +69,10 @@ class LiveOperator:
             raise KeyError(name)
         self._begin(tuple(slot for slot in present if slot not in gone), "instance")
 
+    def restart_scheduler(self) -> None:
+        """Have a new global scheduler take over; instances and requests go on."""
+        self._loop.restart()
+
     def _present(self) -> tuple[Slot, ...]:
         instances = self._loop.scheduler.ledger.instances.values()
         return tuple(i.spec.slot for i in instances if i.spec.slot is not None)
@@ -76,9 +80,6 @@ class LiveOperator:
     def _begin(self, slots: tuple[Slot, ...], field: str) -> None:
         if not slots:
             raise FieldError(field, "nothing would be left to serve")
-        self._starting.difference_update(self._loop.scheduler.ledger.instances)
-        if self._starting:  # their GPUs look free, and are not
-            raise StepserveError(f"still starting: {', '.join(sorted(self._starting))}")
         change = self._loop.scheduler.reconfiguration
         if change.under_way:
             raise StepserveError("the layout is being changed already")
@@ -87,7 +88,7 @@ class LiveOperator:
         before = change.changes
         self._loop.post(PlanSolved(ClusterPlan(slots, 0.0, 0.0, "asked for by the operator")))
         if change.changes == before:
-            what = "an instance is being formed anew, or an accepted request would find no room"
+            what = "an instance is starting, or an accepted request would find no room"
             raise StepserveError(f"not now: {what}")
 
 

@@ -17,8 +17,8 @@ class LiveRecord:
     """Collects what instances settle; the copy that survives the loss of one.
 
     ``epoch`` is that of the first segment of its latest placement; steps of older ones are not
-    accepted. ``migrations`` counts placements that followed a release: moves on purpose, not
-    those forced by a loss.
+    accepted; ``latest_epoch`` is the highest that was sent. ``migrations`` counts placements that
+    followed a release: moves on purpose, not those forced by a loss.
     """
 
     request: Request
@@ -28,6 +28,9 @@ class LiveRecord:
     confidence: Confidence | None = None
     emitted: int = 0
     epoch: int = 0
+    latest_epoch: int = 0
+    finished: FinishReason | None = None  # as its last step said
+    cancelled: FinishReason | None = None
     released: bool = False  # let go, and not placed again yet
     migrations: int = 0
     forwards: int = 0
@@ -47,6 +50,7 @@ class LiveRecord:
         self.forwards += 1
         self.forced += outcome.forced
         self.confidence = outcome.confidence or self.confidence
+        self.finished = outcome.finished
         if threshold is not None:
             self.threshold_sum += threshold
             self.threshold_min = min(threshold, self.threshold_min or threshold)
@@ -78,6 +82,7 @@ class LiveRecord:
             settled=self.request.prompt_tokens + len(self.settled),
             emitted=self.emitted,
             steps=self.forwards,
+            finished=self.finished,
             confidence=self.confidence,
         )
 

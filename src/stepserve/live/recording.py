@@ -19,7 +19,8 @@ from stepserve.core.instance import InstanceSpec
 class Handled:
     """One call of ``handle``: its time, its event, the actions it returned, its cost.
 
-    ``spec`` and ``incarnation`` say which local scheduler it was; ``None`` and 0: the global.
+    ``spec`` and ``incarnation`` say which local scheduler it was; ``None``: the global; its
+    ``incarnation`` counts the schedulers before it.
     """
 
     spec: InstanceSpec | None
@@ -34,7 +35,7 @@ Listener = Callable[[Handled], None]
 
 
 class Recorder:
-    """Keeps everything, by scheduler: ``(instance, incarnation)``; the global is ``(None, 0)``."""
+    """Keeps everything, by ``(instance, incarnation)``; the first global is ``(None, 0)``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -25,6 +25,7 @@ class ControlReading:
     forecasts_refreshed: int = 0
     plans_solved: int = 0
     layout_changes: int = 0
+    scheduler_restarts: int = 0
     instances: Mapping[int, int] = field(default_factory=dict)
     scheduler_seconds: Mapping[str, float] = field(default_factory=dict)
     scheduler_events: Mapping[str, int] = field(default_factory=dict)
@@ -42,6 +43,7 @@ _COUNTERS = {
     "forecasts_refreshed": "Forecasts of remaining steps renewed while requests ran.",
     "plans_solved": "Answers of the layout planner.",
     "layout_changes": "Plans that changed the layout.",
+    "scheduler_restarts": "Global schedulers that were replaced by a new one.",
 }
 _BY_SCHEDULER = {
     "scheduler_seconds": "Time spent inside schedulers.",

@@ -134,7 +134,7 @@ def make_world(
         return StepTable(tables) if system.learn_steps else known
 
     return World(
-        assemble_global(control, cost()),
+        lambda: assemble_global(control, cost()),
         lambda spec: assemble_local(control, spec, cost()),
         rows=rows,
         truth=known,

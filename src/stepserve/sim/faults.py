@@ -19,7 +19,8 @@ class FaultConfig:
     """Rates of things that go wrong; all 0 for none.
 
     ``losses_per_hour``: of each instance. ``false_loss_share``: losses of instances that were
-    only slow; what they had said arrives after they were given up. ``row_error_rate``: chance
+    only slow; what they had said arrives after they were given up. ``restarts_per_hour``: of the
+    global scheduler, which is replaced by one that knows nothing. ``row_error_rate``: chance
     that a row of a batch fails. ``late_share``: chance that a message between schedulers is
     held up for ``late_s``, and those behind it, too; ``jitter_s``: every message takes up to
     so much longer. ``slow_instances`` take ``slow_factor`` as long for
@@ -28,6 +29,7 @@ class FaultConfig:
 
     losses_per_hour: float = 0.0
     false_loss_share: float = 0.0
+    restarts_per_hour: float = 0.0
     row_error_rate: float = 0.0
     late_share: float = 0.0
     late_s: float = 0.5
@@ -53,8 +55,9 @@ class Faults:
 
     def __init__(self, config: FaultConfig, seed: int) -> None:
         self._config = config
-        self._losses, self._rows, self._late, self._noise = (
-            random.Random(f"{seed}/faults/{kind}") for kind in ("loss", "row", "late", "noise")
+        self._losses, self._rows, self._late, self._noise, self._restarts = (
+            random.Random(f"{seed}/faults/{kind}")
+            for kind in ("loss", "row", "late", "noise", "restart")
         )
         self.rows_fail = config.row_error_rate > 0.0
         self.messages_vary = config.late_share > 0.0 or config.jitter_s > 0.0
@@ -64,6 +67,11 @@ class Faults:
         """Seconds until an instance that comes up now is lost; infinite without losses."""
         rate = self._config.losses_per_hour / 3600.0
         return self._losses.expovariate(rate) if rate > 0.0 else math.inf
+
+    def restart_s(self) -> float:
+        """Seconds until the global scheduler is replaced; infinite if never."""
+        rate = self._config.restarts_per_hour / 3600.0
+        return self._restarts.expovariate(rate) if rate > 0.0 else math.inf
 
     def false_alarm(self) -> bool:
         """Whether an instance that is given up was only slow."""

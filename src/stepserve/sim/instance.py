@@ -21,5 +21,6 @@ class Instance:
     handle: Callable[[float, LocalEvent], list[LocalAction]]
     slow: float
     alive: bool = True
+    retired: bool = False  # told to stop: it takes nothing in any more
     to_s: float = 0.0  # messages to it arrive no earlier
     from_s: float = 0.0  # nor do messages from it

@@ -17,8 +17,9 @@ _RECOMPUTE = StepKind.RECOMPUTE
 class Answered(ABC):
     """What the records of both families have, and what a world tells them.
 
-    ``tokens`` counts settled output tokens. ``releases``: times the request, or a segment of it
-    that was still to come, was let go (migrations, drains, cuts that came to nothing).
+    ``tokens`` counts settled output tokens; ``epoch`` is the latest that was sent.
+    ``releases``: times the request, or a segment of it that was still to come, was let go
+    (migrations, drains, cuts that came to nothing).
     """
 
     request: Request
@@ -27,6 +28,7 @@ class Answered(ABC):
     answered_s: float = 0.0
     tokens: int = 0
     releases: int = 0
+    epoch: int = 0
 
     @abstractmethod
     def take(self, step: Step, outcome: StepOutcome, now_s: float) -> None:

@@ -217,7 +217,7 @@ def _make_cluster(
     make_cost = Elapsed if control.tokens.cost == "elapsed" else Occupancy
     link_cost = Link(kv_bytes, link_bytes_per_s, rtt_s)
     world = World(
-        assemble_global(control, known, make_cost(known, control.tokens, link_cost)),
+        lambda: assemble_global(control, known, make_cost(known, control.tokens, link_cost)),
         make_local,
         rows=rows,
         truth=counted,

@@ -42,10 +42,12 @@ from stepserve.core.events import (
     InstanceStopped,
     InstanceUp,
     LocalEvent,
+    OpenRequest,
     PlanSolved,
     Predicted,
     RequestArrived,
     RequestCancelled,
+    SchedulerStarted,
     SegmentEnded,
     SegmentPlaced,
 )
@@ -78,8 +80,8 @@ Learn = Callable[[Request, Progress, StepOutcome, Step], None]
 
 
 Heard = Callable[[InstanceSpec | None, int, float, Any, list[Any]], None]
-"""Told of every call of ``handle``: instance and incarnation (the global scheduler: none and
-0), time, event, actions."""
+"""Told of every call of ``handle``: instance and incarnation (a global scheduler: none, and how
+many came before it), time, event, actions."""
 
 
 class World:
@@ -87,7 +89,7 @@ class World:
 
     def __init__(
         self,
-        scheduler: GlobalScheduler,
+        make_global: Callable[[], GlobalScheduler],
         make_local: Callable[[InstanceSpec], LocalScheduler],
         *,
         rows: Rows,
@@ -116,9 +118,15 @@ class World:
         self.batches = 0
         self.events = 0
         self.losses = 0
-        self.scheduler = scheduler
+        self.restarts = 0
         self._timed, self._heard = timed, heard
-        self._global = self._watched("global", scheduler.handle, None, 0)
+        self._make_global = make_global
+        self.scheduler = make_global()
+        self._global = self._watched("global", self.scheduler.handle, None, 0)
+        self._layout: tuple[InstanceSpec, ...] = ()
+        self._up: dict[InstanceId, InstanceSpec] = {}  # as the global scheduler was told
+        self._starting: dict[InstanceId, InstanceSpec] = {}
+        self._cancelled: dict[RequestId, FinishReason] = {}
         self._make_local = make_local
         self._rows = rows
         self._run_rows = timed("outcomes", rows.run)
@@ -140,9 +148,12 @@ class World:
     def start(self, specs: Sequence[InstanceSpec], requests: Sequence[Request]) -> None:
         """Bring the instances up and let the requests, in order of arrival, come."""
         self._slow = self.faults.slowdowns([spec.id for spec in specs])
+        self._layout = tuple(specs)
         for spec in specs:
+            self._starting[spec.id] = spec
             self._come_up(spec)
         self._arrivals = requests
+        self._restart_later()
         if requests:
             self.at(requests[0].arrival_s, CLIENT, self._arrive, 0)
 
@@ -198,8 +209,12 @@ class World:
 
     def cancel_at(self, when_s: float, request_id: RequestId) -> None:
         """The client of a request leaves."""
-        event = RequestCancelled(request_id, FinishReason.CANCELLED)
-        self.at(when_s, CLIENT, self._tell_global, event)
+        self.at(when_s, CLIENT, self._cancel, request_id, FinishReason.CANCELLED)
+
+    def _cancel(self, request_id: RequestId, reason: FinishReason) -> None:
+        if request_id in self.unanswered:
+            self._cancelled[request_id] = reason
+        self._tell_global(RequestCancelled(request_id, reason))
 
     def _answer(self, action: Finish | Reject) -> None:
         record = self.records[action.request_id]
@@ -227,7 +242,9 @@ class World:
     def _announce(self, instance: Instance, _: None) -> None:
         """Nobody is told of an instance that is lost already."""
         if instance.alive:
-            self._tell_global(InstanceUp(instance.spec))
+            spec = self._starting.pop(instance.spec.id)
+            self._up[spec.id] = spec
+            self._tell_global(InstanceUp(spec))
 
     def _fail(self, instance: Instance, _: None) -> None:
         """An instance that lives long enough is lost, unless the run is over."""
@@ -254,6 +271,7 @@ class World:
 
     def _report_loss(self, spec: InstanceSpec, _: None = None) -> None:
         """Tell what reached the frontend, also of requests whose last news is under way."""
+        self._up.pop(spec.id, None)
         reached = [(r.request.id, r.reached()) for r in self.unanswered.values()]
         told = tuple((name, progress) for name, progress in reached if progress is not None)
         self._tell_global(InstanceLost(spec, told))
@@ -269,9 +287,32 @@ class World:
             return  # lost meanwhile
         assert not instance.local.residents, "only an instance that holds nothing is stopped"
         self._remove(instance)
+        del self._up[spec.id]
         self._tell_global(InstanceStopped(spec))
 
     # -- the global scheduler
+
+    def _restart_later(self) -> None:
+        after_s = self.faults.restart_s()
+        if after_s != float("inf"):
+            self.at(self.now_s + after_s, CLIENT, self._restart, None)
+
+    def _restart(self, _: None, __: None) -> None:
+        """A new scheduler takes over, unless the run is over."""
+        if self.over:
+            return
+        self.restarts += 1
+        self.scheduler = self._make_global()
+        self._global = self._watched("global", self.scheduler.handle, None, self.restarts)
+        known = tuple(
+            OpenRequest(r.request, r.reached(), r.epoch) for r in self.unanswered.values()
+        )
+        instances, starting = tuple(self._up.values()), tuple(self._starting.values())
+        self._tell_global(SchedulerStarted(self.restarts, self._layout, known, instances, starting))
+        for request_id, reason in self._cancelled.items():
+            if request_id in self.unanswered:
+                self._tell_global(RequestCancelled(request_id, reason))
+        self._restart_later()
 
     def _tell_global(self, event: GlobalEvent, _: None = None) -> None:
         for action in self._global(self.now_s, event):
@@ -285,7 +326,9 @@ class World:
                             instance.to_s = when_s
                         self.at(when_s, MESSAGE, self.tell_local, instance, sent)
                     if type(sent) is SegmentPlaced:
-                        self.records[sent.request.id].placed(self.now_s, sent)
+                        record = self.records[sent.request.id]
+                        record.epoch = max(record.epoch, sent.segment.epoch)
+                        record.placed(self.now_s, sent)
                 case Predict(request, progress, thresholds):
                     forecast = self._predict(request, progress, thresholds)
                     when_s = self.now_s + self.delays.predict_s
@@ -293,9 +336,12 @@ class World:
                 case Finish() | Reject():
                     self._answer(action)
                 case Rebuild(spec, after_s):
+                    self._starting[spec.id] = spec
                     when_s = self.now_s + after_s + self.delays.rebuild_s
                     self.at(when_s, ANSWER, self._come_up, spec)
                 case Stop(spec):
+                    if spec.id in self.instances:  # not lost meanwhile
+                        self.instances[spec.id].retired = True
                     self.at(self.now_s + self.delays.stop_s, ANSWER, self._stopped, spec)
                 case SolvePlan(problem):
                     assert self._planner is not None, "only a configured planner is asked"
@@ -306,7 +352,7 @@ class World:
 
     def tell_local(self, instance: Instance, event: LocalEvent) -> None:
         """Deliver an event, unless the instance is gone, and carry out what is asked for then."""
-        if not instance.alive:
+        if not instance.alive or instance.retired:
             return
         for action in instance.handle(self.now_s, event):  # isinstance: faster than match here
             if isinstance(action, RunBatch):

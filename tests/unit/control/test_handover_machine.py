@@ -1,7 +1,8 @@
 """Hand-overs under any order of events: hypothesis drives the real schedulers (dynaserve.md 3.9).
 
 Every message may be late, every timer early, every chunk damaged; instances are lost, drained and
-rebuilt, clients leave, outputs end where they like. ``HandoverCluster`` checks each step.
+rebuilt, the global scheduler is replaced, clients leave, outputs end where they like.
+``HandoverCluster`` checks each step.
 """
 
 from hypothesis import settings
@@ -118,6 +119,12 @@ class Handovers(RuleBasedStateMachine):
     def lose(self, data):
         self.faults -= 1
         self.cluster.lose(self.choose(data, list(self.cluster.machines)))
+
+    @precondition(lambda self: self.faults)
+    @rule()
+    def restart(self):
+        self.faults -= 1
+        self.cluster.restart()
 
     @precondition(lambda self: self.cluster.rebuilds)
     @rule()
