@@ -2,15 +2,18 @@
 
 import json
 import random
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
+from stepserve.engine import loader
 from stepserve.engine.architectures import ARCHITECTURES
 from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.causal_offline import generate
@@ -257,6 +260,45 @@ def test_a_fused_projection_must_have_the_right_size(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
     with pytest.raises(FieldError, match="query_key_value"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["LLaDAMoEModelLM", "LLaDA2MoeModelLM"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_are_read_one_at_a_time(tmp_path, monkeypatch, architecture, dtype):
+    """Else a stack is there twice while it is made: in parts, and whole."""
+    read, most = weakref.WeakSet(), []
+
+    class File:
+        def __init__(self, *given, **more):
+            self.file = safe_open(*given, **more)
+
+        def __enter__(self):
+            self.file.__enter__()
+            return self
+
+        def __exit__(self, *why):
+            return self.file.__exit__(*why)
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def get_tensor(self, name):
+            tensor = self.file.get_tensor(name)
+            if ".experts." in name:
+                read.add(tensor)
+                most.append(len(read))
+            return tensor
+
+    _, tensors = write(tmp_path, architecture)
+    monkeypatch.setattr(loader, "safe_open", File)
+    model = load_model(tmp_path, dtype=dtype).model
+    assert len(most) >= sum(".experts." in name for name in tensors) > 0
+    assert (max(most), len(read)) == (1, 0)
+    layer = len(model.layers) - 1
+    names = ARCHITECTURES[architecture].source(f"layers.{layer}.experts.up_proj")
+    for expert, weight in enumerate(model.layers[layer].experts.up_proj):
+        stored = torch.as_tensor(tensors[names.format(expert)])
+        assert torch.equal(weight, stored.to(dtype))
 
 
 def test_blocks_are_the_models_own(tmp_path):
