@@ -2,15 +2,18 @@
 
 import json
 import random
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
+from stepserve.engine import loader
 from stepserve.engine.architectures import ARCHITECTURES
 from stepserve.engine.causal import AutoregressiveExecutor
 from stepserve.engine.causal_offline import generate
@@ -18,7 +21,7 @@ from stepserve.engine.executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
 from stepserve.engine.offline import denoise
 from stepserve.engine.profiling import measure
-from support.checkpoints import CONFIGS, EOS, MASK, PAD, VOCAB, write
+from support.checkpoints import CONFIGS, EOS, LLAMA3, MASK, PAD, VOCAB, YARN, write
 from support.slow_models import logits
 
 BLOCKS = {"LLaDA2MoeModelLM": 32, "SDARForCausalLM": 4, "Fast_dLLM_QwenForCausalLM": 8}
@@ -63,6 +66,26 @@ def test_logits_are_those_of_the_slow_reference(tmp_path, architecture):
     found = model.logits(model.hidden(torch.tensor(ids), torch.arange(len(ids)), dense(seen)))
     assert np.abs(found.numpy() - expected).max() < 2e-4 * np.abs(expected).max()
     assert expected.std() > 0.5, "logits that differ"
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("scaling", [YARN, LLAMA3], ids=lambda scaling: scaling["rope_type"])
+def test_rotary_scaling_of_dream_is_that_of_llama(tmp_path, key, scaling):
+    """Its code takes it from there, under the key of either age."""
+    config, tensors = write(tmp_path, "DreamModel", **{key: scaling})
+    ids, seen = drawn(90, seed=4), mask_of("DreamModel")
+    plain = logits({**config, "rope_scaling": None}, tensors, ids, seen)
+    expected = logits({**config, "rope_scaling": scaling}, tensors, ids, seen)
+    model = load_model(tmp_path).model
+    found = model.logits(model.hidden(torch.tensor(ids), torch.arange(len(ids)), dense(seen)))
+    scale = np.abs(expected).max()
+    assert np.abs(found.numpy() - expected).max() < 2e-4 * scale < np.abs(plain - expected).max()
+
+
+def test_what_the_router_of_llada_moe_does_may_be_said(tmp_path):
+    said = {"norm_topk_prob": False, "router_num_group": None, "router_topk_group": 1}
+    write(tmp_path, "LLaDAMoEModelLM", **said)
+    load_model(tmp_path)
 
 
 def test_every_architecture_has_a_checkpoint_here():
@@ -193,6 +216,12 @@ def test_no_mask_token_is_said(tmp_path):
         ("LLaDA2MoeModelLM", "use_bias", True),
         ("LLaDA2MoeModelLM", "score_function", "softmax"),
         ("LLaDAMoEModelLM", "moe_router_enable_expert_bias", True),
+        ("LLaDAMoEModelLM", "norm_topk_prob", True),
+        ("LLaDAMoEModelLM", "router_num_group", 4),
+        ("LLaDAMoEModelLM", "router_topk_group", 2),
+        ("LLaDAModelLM", "rope_scaling", YARN),
+        ("LLaDAModelLM", "rope_parameters", YARN),
+        ("DreamModel", "rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
         ("Qwen3ForCausalLM", "attention_bias", True),
         ("SDARForCausalLM", "block_size", 0),
         ("Fast_dLLM_QwenForCausalLM", "bd_size", "8"),
@@ -231,6 +260,45 @@ def test_a_fused_projection_must_have_the_right_size(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
     with pytest.raises(FieldError, match="query_key_value"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["LLaDAMoEModelLM", "LLaDA2MoeModelLM"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_are_read_one_at_a_time(tmp_path, monkeypatch, architecture, dtype):
+    """Else a stack is there twice while it is made: in parts, and whole."""
+    read, most = weakref.WeakSet(), []
+
+    class File:
+        def __init__(self, *given, **more):
+            self.file = safe_open(*given, **more)
+
+        def __enter__(self):
+            self.file.__enter__()
+            return self
+
+        def __exit__(self, *why):
+            return self.file.__exit__(*why)
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def get_tensor(self, name):
+            tensor = self.file.get_tensor(name)
+            if ".experts." in name:
+                read.add(tensor)
+                most.append(len(read))
+            return tensor
+
+    _, tensors = write(tmp_path, architecture)
+    monkeypatch.setattr(loader, "safe_open", File)
+    model = load_model(tmp_path, dtype=dtype).model
+    assert len(most) >= sum(".experts." in name for name in tensors) > 0
+    assert (max(most), len(read)) == (1, 0)
+    layer = len(model.layers) - 1
+    names = ARCHITECTURES[architecture].source(f"layers.{layer}.experts.up_proj")
+    for expert, weight in enumerate(model.layers[layer].experts.up_proj):
+        stored = torch.as_tensor(tensors[names.format(expert)])
+        assert torch.equal(weight, stored.to(dtype))
 
 
 def test_blocks_are_the_models_own(tmp_path):

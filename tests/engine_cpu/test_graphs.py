@@ -113,15 +113,51 @@ def test_rows_unlike_each_other_are_not_padded():
     assert replayed._bucket([row(9)]) == Bucket(1, 8, 16)
 
 
-def test_the_number_of_buckets_is_bounded(monkeypatch):
+def test_a_bucket_that_was_long_not_used_makes_room(monkeypatch):
     monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "IDLE_PASSES", 3)
     replayed = replay()
-    assert all(replayed.hidden([row(30, n)]) is not None for n in (3, 4))
-    assert replayed.hidden([row(30, 5)]) is None
-    assert replayed.hidden([row(30, 4)]) is not None
+
+    def captured(*queries):
+        return [replayed.hidden([row(30, n)]) is not None for n in queries]
+
+    assert captured(3, 4, 3) == [True, True, True]
+    assert captured(5, 5, 3) == [False, False, True], "both were used lately"
+    assert captured(5) == [True], "4 has not been"
+    assert [bucket.queries for bucket in replayed._captured] == [3, 5]
+    assert captured(4, 3, 5) == [False, True, True]
+
+
+def test_more_buckets_in_turns_than_there_is_room_for_are_captured_once(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    replayed, prepared = replay(), []
+    prepare = replayed._prepare
+    replayed._prepare = lambda bucket: prepared.append(bucket) or prepare(bucket)
+    for _ in range(5):
+        found = [replayed.hidden([row(30, n)]) is not None for n in (3, 4, 5)]
+        assert found == [True, True, False]
+    assert [bucket.queries for bucket in prepared] == [3, 4]
     rows = requests("llada", 5)
     loaded = random_model("llada", seed=3)
     assert run(executor(loaded, "on"), rows) == run(executor(loaded, "off"), rows)
+
+
+def test_after_a_failure_nothing_is_captured_and_nothing_makes_room(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "IDLE_PASSES", 0)
+    replayed, failed = replay(), []
+    assert all(replayed.hidden([row(30, n)]) is not None for n in (3, 4))
+    replayed._prepare = failed.append  # as one that cannot be captured: None
+    assert [replayed.hidden([row(30, n)]) is not None for n in (5, 6, 3, 4)] == [0, 0, 1, 1]
+    assert [bucket.queries for bucket in failed] == [5]
+
+
+@pytest.mark.parametrize("idle", [0, 1000])
+def test_results_do_not_depend_on_what_is_replaced(monkeypatch, idle):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(graphs, "IDLE_PASSES", idle)
+    rows, loaded = requests("causal", 5), random_model("causal", seed=3)
+    assert ids_of(run(executor(loaded, "on"), rows)) == ids_of(run(executor(loaded, "off"), rows))
 
 
 def test_batches_with_other_steps_are_packed():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stepserve.core.request import CacheMode
+from stepserve.engine import graphs
 from stepserve.engine.attention import attend, ragged, whole_groups
 from stepserve.engine.graphs import CachedRow
 from support.replayed import (
@@ -31,8 +32,8 @@ def test_tokens_are_those_of_the_cpu(shape):
     rows = requests(shape, 5) + requests(shape, 8, cache=CacheMode.PREFIX)[5:]
     expected = ids_of(run(executor(random_model(shape, seed=3), "off"), rows))
     loaded = random_model(shape, seed=3, device="cuda")
-    for graphs in ("off", "auto"):
-        engine = executor(loaded, graphs)
+    for option in ("off", "auto"):
+        engine = executor(loaded, option)
         assert ids_of(run(engine, rows)) == expected
         assert engine.used_pages == 0
 
@@ -59,6 +60,15 @@ def test_every_bucket_is_captured_and_any_order_of_replays_is_right():
         again = replayed.hidden(batches[index])
         used = len(batches[index]) * 8
         torch.testing.assert_close(again[:used], first[index][:used], rtol=0.0, atol=1e-5)
+
+
+def test_a_graph_that_made_room_is_captured_again_and_right(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "IDLE_PASSES", 0)
+    rows, loaded = requests("dream", 5), random_model("dream", seed=3, device="cuda")
+    engine = executor(loaded, "on")
+    assert ids_of(run(engine, rows)) == ids_of(run(executor(loaded, "off"), rows))
+    assert engine.captured_graphs == 2
 
 
 @pytest.mark.parametrize("kv_heads", [4, 1])

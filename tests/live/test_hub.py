@@ -1,6 +1,5 @@
 """Models by their names on the hub, with the hub's own client replaced by a scripted one."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +19,8 @@ def client(monkeypatch):
             asked.append((name, allow_patterns))
             return give()
 
-        scripted = SimpleNamespace(snapshot_download=snapshot_download, __spec__=True)
-        monkeypatch.setitem(sys.modules, "huggingface_hub", scripted)
+        scripted = SimpleNamespace(snapshot_download=snapshot_download)
+        monkeypatch.setattr(hub, "huggingface_hub", scripted)
         hub.snapshot.cache_clear()
         return asked
 
@@ -50,13 +49,6 @@ def test_folders_and_the_bundled_model_need_no_hub(client, tmp_path, monkeypatch
     with pytest.raises(FieldError, match=r"no config\.json"):
         model_folder("/models/nothing")
     assert asked == []
-
-
-def test_without_a_client_it_says_what_to_install(monkeypatch):
-    hub.snapshot.cache_clear()
-    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FieldError, match=r"model: org/name: no such folder.*stepserve\[hf\]"):
-        model_folder("org/name")
 
 
 @pytest.mark.parametrize("error", [ConnectionError("offline\n  mode"), ValueError("bad name")])

@@ -316,6 +316,8 @@ _LLADA = Architecture(
         "layer_norm_type": "rms",
         "activation_type": "silu",
         "rope": True,
+        "rope_scaling": None,
+        "rope_parameters": None,
         "alibi": False,
         "include_bias": False,
         "scale_logits": False,
@@ -328,6 +330,10 @@ _LLADA_MOE = _llama(
         "clip_qkv": None,
         "moe_router_enable_expert_bias": False,
         "moe_router_score_function": "softmax",
+        # the public code has these three and does nothing with them
+        "norm_topk_prob": False,
+        "router_num_group": 1,
+        "router_topk_group": 1,
         "routed_scaling_factor": 1,
     },
     LLADA_MOE_LAYER,
@@ -338,7 +344,7 @@ ARCHITECTURES = {
     "LLaDAModelLM": _LLADA,
     "DreamModel": _llama(
         partial(_config, qkv_bias=True, shift_logits=True),
-        {"rope_scaling": None, "use_sliding_window": False},
+        {"use_sliding_window": False},
         mask_token="<|mask|>",
     ),
     "LLaDAMoEModelLM": _LLADA_MOE,

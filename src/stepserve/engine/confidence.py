@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepserve.engine.models.transformer import DiffusionTransformer
-from stepserve.engine.sampling import Answers, Position
+from stepserve.engine.sampling import Answers, Position, forbid
 
 IDS_PER_SLICE = 1 << 15
 LEAST_IDS_PER_SLICE = 1 << 10
@@ -57,15 +57,7 @@ def _slice(
     """Largest logit, its id, and the log of the sum, over ids from ``start`` to ``stop``."""
     logits = model.logits(hidden, slice(start, stop))
     logits.masked_fill_(never[start:stop], float("-inf"))
-    pairs = [
-        (i, token - start)
-        for i, position in enumerate(positions)
-        for token in position.forbidden
-        if start <= token < stop
-    ]
-    if pairs:
-        rows, ids = torch.tensor(pairs).to(logits.device, non_blocking=True).unbind(1)
-        logits[rows, ids] = float("-inf")
+    forbid(logits, positions, start)
     value, token = logits.max(-1)
     return value, token + start, logits.logsumexp(-1)
 

@@ -11,6 +11,7 @@ Without CUDA the same code runs over the same table, uncaptured: that is what th
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +24,11 @@ from stepserve.engine.kv_pages import PagePool
 from stepserve.engine.models.transformer import DiffusionTransformer
 
 MOST_GRAPHS = 96
-"""Graphs of one executor; batches of a further bucket run as if there were none."""
+"""Graphs of one executor."""
+
+IDLE_PASSES = 1000
+"""Passes without a graph's bucket before another may take its place. Capturing costs several
+passes: buckets in turns, more than there is room for, must not capture each other away."""
 
 LEAST_CONTEXT = 64
 PADDING = 3
@@ -61,11 +66,15 @@ class Bucket(NamedTuple):
 
 @dataclass(slots=True)
 class _Captured:
-    """``table`` is read by ``graph``, which writes ``hidden``; no graph, no ``hidden``."""
+    """``table`` is read by ``graph``, which writes ``hidden``; no graph, no ``hidden``.
+
+    ``used`` is the number of the latest pass over it.
+    """
 
     table: Tensor
     graph: torch.cuda.CUDAGraph | None = None
     hidden: Tensor | None = None
+    used: int = 0
 
 
 def bucketed(n: int) -> int:
@@ -81,8 +90,9 @@ class Replay:
         self._model = model
         self._pool = pool
         self._device = pool.kv.device
-        self._captured: dict[Bucket, _Captured] = {}
-        self._most = MOST_GRAPHS
+        self._captured: OrderedDict[Bucket, _Captured] = OrderedDict()  # latest used last
+        self._passes = 0
+        self._failed = False
         if self._device.type == "cuda":
             self._memory = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -101,17 +111,39 @@ class Replay:
         bucket = self._bucket(rows)
         if bucket is None:
             return None
-        captured = self._captured.get(bucket)
+        captured = self._pass_over(bucket)
         if captured is None:
-            captured = self._prepare(bucket) if len(self._captured) < self._most else None
-            if captured is None:
-                return None
-            self._captured[bucket] = captured
+            return None
         captured.table.copy_(self._filled(bucket, rows), non_blocking=True)
         if captured.graph is None:
             return self._forward(bucket, captured.table)
         captured.graph.replay()
         return captured.hidden
+
+    def _pass_over(self, bucket: Bucket) -> _Captured | None:
+        """The bucket's captured pass, now the latest used; made if there is room for it."""
+        self._passes += 1
+        captured = self._captured.get(bucket)
+        if captured is None:
+            if self._failed or not self._has_room():
+                return None
+            captured = self._prepare(bucket)
+            if captured is None:
+                self._failed = True
+                return None
+            # not before: capturing waits for the device, so the oldest does not run any more
+            if len(self._captured) >= MOST_GRAPHS:
+                self._captured.popitem(last=False)
+            self._captured[bucket] = captured
+        captured.used = self._passes
+        self._captured.move_to_end(bucket)
+        return captured
+
+    def _has_room(self) -> bool:
+        if len(self._captured) < MOST_GRAPHS:
+            return True
+        oldest = next(iter(self._captured.values()))
+        return self._passes - oldest.used > IDLE_PASSES
 
     def _bucket(self, rows: Sequence[CachedRow]) -> Bucket | None:
         queries = max(len(row.token_ids) for row in rows)
@@ -164,7 +196,7 @@ class Replay:
     def _prepare(self, bucket: Bucket) -> _Captured | None:
         """A table of its own for the bucket and, on CUDA, the graph of a pass over it.
 
-        ``None`` if it cannot be captured; then no more are tried.
+        ``None`` if it cannot be captured; no more are tried then.
         """
         table = self._filled(bucket, []).to(self._device)
         if self._device.type != "cuda":
@@ -186,6 +218,5 @@ class Replay:
         except RuntimeError as error:
             torch.cuda.set_stream(current)  # a capture that fails at its end leaves its own
             logger.warning("no CUDA graph of %s, and none further: %s", bucket, error)
-            self._most = len(self._captured)
             return None
         return _Captured(table, graph, hidden)

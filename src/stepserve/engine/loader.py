@@ -4,8 +4,9 @@ What is supported stands in ``architectures``; anything else is refused with the
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,18 +174,37 @@ def _load_tensors(
             if described:
                 tensors[name] = torch.empty(weight.shape, dtype=kept, device=device)
                 continue
-            rows, parts = architecture.own_rows(name, config), []
-            for theirs in sources[name]:
-                if share is None and rows == slice(None):
-                    part = stored[theirs].get_tensor(theirs)  # of a CPU: stays in the file
-                else:
-                    tensor = stored[theirs].get_slice(theirs)
-                    part = tensor[rows] if share is None else share.read(name, tensor, rows)
-                parts.append(part.to(kept))
-            tensors[name] = parts[0] if weight.dim() < 3 else torch.stack(parts)
+            read = partial(_part, stored, name, architecture.own_rows(name, config), share)
+            if weight.dim() == 3:
+                tensors[name] = _stacked(read, sources[name], kept)
+            else:
+                tensors[name] = read(sources[name][0]).to(kept)
     if config.tie_embeddings:
         tensors["head.weight"] = tensors["embed.weight"]
     return tensors
+
+
+def _part(
+    stored: Mapping[str, Any], name: str, rows: slice, share: Share | None, source: str
+) -> Tensor:
+    """Rows of the checkpoint's tensor ``source``, or the rank's share of them."""
+    tensor: Tensor
+    if share is None and rows == slice(None):
+        tensor = stored[source].get_tensor(source)  # of a CPU: stays in the file
+    else:
+        part = stored[source].get_slice(source)
+        tensor = part[rows] if share is None else share.read(name, part, rows)
+    return tensor
+
+
+def _stacked(read: Callable[[str], Tensor], sources: Sequence[str], dtype: torch.dtype) -> Tensor:
+    """Tensors of one shape in one, of which no two exist at a time beside it."""
+    first = read(sources[0])
+    stack = torch.empty((len(sources), *first.shape), dtype=dtype, device=first.device)
+    del first  # its shape was all that was wanted
+    for expert, source in zip(stack, sources, strict=True):
+        expert.copy_(read(source))
+    return stack
 
 
 def _misfits(

@@ -10,7 +10,7 @@ row), turned into a token by inverting the cumulative distribution. Rows share n
 so neither the company nor the instance of a row changes what it draws.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -63,10 +63,7 @@ def answer(logits: Tensor, positions: Sequence[Position], suppressed: Tensor) ->
     A position with a logit that is not a number has a confidence that is not one either.
     """
     logits[:, suppressed] = float("-inf")
-    pairs = [(i, token) for i, p in enumerate(positions) for token in p.forbidden]
-    if pairs:
-        rows, ids = torch.tensor(pairs, device=logits.device).unbind(1)
-        logits[rows, ids] = float("-inf")
+    forbid(logits, positions)
     tokens = logits.argmax(-1)
     drawn = [i for i, p in enumerate(positions) if p.params.temperature > 0.0]
     if drawn:
@@ -78,24 +75,55 @@ def answer(logits: Tensor, positions: Sequence[Position], suppressed: Tensor) ->
         tokens.tolist(),
         logprobs.exp().tolist(),
         logprobs.tolist(),
-        _alternatives(logits, norm, positions),
+        alternatives(logits, norm, positions, _largest),
     )
 
 
-def _alternatives(
-    logits: Tensor, norm: Tensor, positions: Sequence[Position]
+def forbid(logits: Tensor, positions: Sequence[Position], first: int = 0) -> None:
+    """Rule out what may not stand at a position. Logits ``[n, ids]``, of ids from ``first`` on."""
+    stop = first + logits.shape[1]
+    pairs = [
+        (i, token - first)
+        for i, position in enumerate(positions)
+        for token in position.forbidden
+        if first <= token < stop
+    ]
+    if pairs:
+        rows, ids = torch.tensor(pairs).to(logits.device, non_blocking=True).unbind(1)
+        logits[rows, ids] = float("-inf")
+
+
+def truncates(params: SamplingParams) -> bool:
+    """Whether top-k, top-p or min-p cut something off."""
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def alternatives(
+    logits: Tensor,
+    norm: Tensor,
+    positions: Sequence[Position],
+    largest: Callable[[Tensor, int], tuple[Tensor, Tensor]],
 ) -> dict[int, tuple[tuple[int, float], ...]]:
-    asking = [i for i, p in enumerate(positions) if p.params.logprobs]
-    if not asking:
+    """``Answers.top`` of these positions.
+
+    ``largest`` gives the k largest of some rows of ``logits``, largest first, and their ids, both
+    ``[rows, k]``; ``norm`` ``[n]`` is the logarithm of the sum of exponentials.
+    """
+    counts = {i: p.params.logprobs for i, p in enumerate(positions) if p.params.logprobs}
+    if not counts:
         return {}
-    counts = [positions[i].params.logprobs or 0 for i in asking]
-    index = torch.tensor(asking, device=logits.device)
-    best = logits[index].topk(min(max(counts), logits.shape[1]))
-    values, ids = (best.values - norm[index, None]).tolist(), best.indices.tolist()
+    index = torch.tensor(list(counts), device=logits.device)
+    best, tokens = largest(logits[index], max(counts.values()))
+    values, ids = (best - norm[index, None]).float().tolist(), tokens.tolist()
     return {
         i: tuple(zip(ids[row][:count], values[row][:count], strict=True))
-        for row, (i, count) in enumerate(zip(asking, counts, strict=True))
+        for row, (i, count) in enumerate(counts.items())
     }
+
+
+def _largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    best = logits.topk(min(k, logits.shape[1]))
+    return best.values, best.indices
 
 
 def draw(logits: Tensor, positions: Sequence[Position]) -> Tensor:
@@ -106,7 +134,7 @@ def draw(logits: Tensor, positions: Sequence[Position]) -> Tensor:
 
     params, vocab = [p.params for p in positions], logits.shape[1]
     probs = (logits.double() / column([p.temperature for p in params])).softmax(-1)
-    if any(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0 for p in params):
+    if any(map(truncates, params)):
         top_k = column([p.top_k or vocab for p in params])
         top_p, min_p = column([p.top_p for p in params]), column([p.min_p for p in params])
         probs = truncate(probs, top_k, top_p, min_p)

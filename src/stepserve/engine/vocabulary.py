@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from stepserve.engine.parallel import Group
-from stepserve.engine.sampling import Answers, Position, draw, uniform
+from stepserve.engine.sampling import (
+    Answers,
+    Position,
+    alternatives,
+    draw,
+    forbid,
+    truncates,
+    uniform,
+)
 
 
 def answer_apart(
@@ -40,8 +48,8 @@ def answer_apart(
     values, tokens = chosen[:, 0].clone(), chosen[:, 1].long()
     drawing = [i for i, p in enumerate(positions) if p.params.temperature > 0.0]
     for rows, drawn in (
-        ([i for i in drawing if not _truncated(positions[i])], _draw_apart),
-        ([i for i in drawing if _truncated(positions[i])], _draw_whole),
+        ([i for i in drawing if not truncates(positions[i].params)], _draw_apart),
+        ([i for i in drawing if truncates(positions[i].params)], _draw_whole),
     ):
         if rows:
             index = torch.tensor(rows, device=logits.device)
@@ -54,7 +62,7 @@ def answer_apart(
         tokens.tolist(),
         logprobs.exp().tolist(),
         logprobs.tolist(),
-        _alternatives(logits, norm, positions, vocab, group),
+        alternatives(logits, norm, positions, lambda rows, k: _largest(rows, k, vocab, group)),
     )
 
 
@@ -66,20 +74,7 @@ def _exclude(
     logits[:, max(0, vocab - first) :] = float("-inf")
     own = suppressed - first
     logits[:, own[(own >= 0) & (own < share)]] = float("-inf")
-    pairs = [
-        (i, token - first)
-        for i, p in enumerate(positions)
-        for token in p.forbidden
-        if first <= token < first + share
-    ]
-    if pairs:
-        rows, ids = torch.tensor(pairs, device=logits.device).unbind(1)
-        logits[rows, ids] = float("-inf")
-
-
-def _truncated(position: Position) -> bool:
-    params = position.params
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    forbid(logits, positions, first)
 
 
 def _draw_apart(
@@ -116,23 +111,12 @@ def _draw_whole(
     return tokens, whole.gather(1, tokens[:, None])[:, 0].double()
 
 
-def _alternatives(
-    logits: Tensor, norm: Tensor, positions: Sequence[Position], vocab: int, group: Group
-) -> dict[int, tuple[tuple[int, float], ...]]:
-    """The best of every rank's best."""
-    asking = [i for i, p in enumerate(positions) if p.params.logprobs]
-    if not asking:
-        return {}
-    counts = [positions[i].params.logprobs or 0 for i in asking]
-    index = torch.tensor(asking, device=logits.device)
-    share, most = logits.shape[1], min(max(counts), vocab)
-    mine = logits[index].topk(min(most, share))
+def _largest(logits: Tensor, k: int, vocab: int, group: Group) -> tuple[Tensor, Tensor]:
+    """The k largest of every rank's largest; float64 and int64 ``[rows, k]``."""
+    share = logits.shape[1]
+    most = min(k, vocab)
+    mine = logits.topk(min(most, share))
     pairs = torch.stack((mine.values.double(), mine.indices + group.rank * share), -1)
-    found = group.all_gather(pairs).transpose(0, 1).flatten(1, 2)  # [asking, candidates, 2]
+    found = group.all_gather(pairs).transpose(0, 1).flatten(1, 2)  # [rows, candidates, 2]
     best = found[..., 0].topk(most)
-    ids = found[..., 1].long().gather(1, best.indices).tolist()
-    values = (best.values - norm[index, None]).float().tolist()
-    return {
-        i: tuple(zip(ids[row][:count], values[row][:count], strict=True))
-        for row, (i, count) in enumerate(zip(asking, counts, strict=True))
-    }
+    return best.values, found[..., 1].long().gather(1, best.indices)

@@ -1,6 +1,7 @@
 """The operator's API, beside the clients': the state of the cluster, and changes to it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
 from fastapi import FastAPI
@@ -41,6 +42,17 @@ class Layout(BaseModel):
     layout: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What cannot begin now is a conflict (409); what can never is refused as any bad field is."""
+    try:
+        yield
+    except FieldError:
+        raise
+    except StepserveError as error:
+        raise APIError(409, str(error)) from error
+
+
 def add_operator(app: FastAPI, operator: Operator) -> None:
     """Add the routes. Whoever reaches them may use them: listen where only operators can."""
 
@@ -48,23 +60,16 @@ def add_operator(app: FastAPI, operator: Operator) -> None:
         return operator.state()
 
     async def change(body: Layout) -> dict[str, Any]:
-        try:
+        with _refusals():
             operator.change(body.layout)
-        except FieldError:
-            raise
-        except StepserveError as error:
-            raise APIError(409, str(error)) from error
         return operator.state()
 
     async def drain(name: str) -> dict[str, Any]:
         try:
-            operator.drain(name)
+            with _refusals():
+                operator.drain(name)
         except KeyError as error:
             raise APIError(404, f"there is no instance {name!r}", param="instance") from error
-        except FieldError:
-            raise
-        except StepserveError as error:
-            raise APIError(409, str(error)) from error
         return operator.state()
 
     async def restart() -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Checkpoints of the Hugging Face hub, through its own client if that is installed."""
+"""Checkpoints of the Hugging Face hub, through its own client."""
 
-import importlib
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
+
+import huggingface_hub  # what it needs itself it imports when it is used
 
 from stepserve.core.errors import FieldError
 
@@ -23,14 +23,10 @@ def snapshot(name: str) -> Path:
     """Folder of a model of the hub, downloaded if it is not in the client's cache.
 
     The client's own settings hold (``HF_HOME``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``). Raises
-    FieldError (field ``model``) without a client, or with the client's reason.
+    FieldError (field ``model``) with the client's reason.
     """
-    if importlib.util.find_spec("huggingface_hub") is None:
-        how = "no such folder; to fetch it from the hub: pip install 'stepserve[hf]'"
-        raise FieldError("model", f"{name}: {how}")
-    client = importlib.import_module("huggingface_hub")
     try:
-        return Path(client.snapshot_download(name, allow_patterns=list(_FILES)))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_FILES)))
     except (OSError, ValueError) as error:  # among them: no such name, no network, offline mode
         reason = " ".join(str(error).split())
         raise FieldError(

@@ -92,13 +92,6 @@ TOKEN_SYSTEMS: dict[str, TokenSystem] = {
     "dynaserve-class-mean": replace(_DYNASERVE, predictor="class_mean"),
     "dynaserve-longest": replace(_DYNASERVE, predictor="longest"),
     "stepserve": _STEPSERVE,
-    "stepserve-gain5": _variant(_STEPSERVE, gain=0.05),
-    "stepserve-cut-none": _variant(_STEPSERVE, cut="none"),
-    "stepserve-elapsed": _variant(_STEPSERVE, cost="elapsed"),
-    "stepserve-ttft-ignored": _variant(_STEPSERVE, ttft="ignore"),
-    "stepserve-fcfs": _variant(_STEPSERVE, order="fcfs"),
-    "stepserve-fixed-budget": _variant(_STEPSERVE, budget="fixed"),
-    "stepserve-class-mean": replace(_STEPSERVE, predictor="class_mean"),
 }
 """Name -> system. Pairs: 56 are all ordered ones of eight instances."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "experiments"))
+import token_runs
 import token_tables
 
 FACTS = {fact["row"]: fact for fact in token_tables.facts()["rows"]}
@@ -205,5 +206,5 @@ def test_all_results_are_listed_over_seeds_and_quick_ones_named(tmp_path):
 def test_a_search_that_found_no_rate_has_a_line_without_values(tmp_path):
     none = {"kind": "capacity", "system": "colocated", "workload": "hybrid", "seed": 0}
     rows = [{**none, "tuned": "colocated-256", "capacity_per_s": 0.0}, capacity("dynaserve", 2.0)]
-    lines = token_tables.results_table(rows)
+    lines = token_runs.results_table(rows)
     assert lines[2].startswith("| hybrid | colocated (colocated-256) | 0.00 | - |")
