@@ -184,6 +184,7 @@ class ScriptedFrontend:
             e2e_s=self.clock_s - request.arrival_s,
             slack_s=slack_s,
             slo_met=None if slack_s is None else slack_s >= 0,
+            missed=() if slack_s is None or slack_s >= 0 else ("e2e",),
             degraded=True,
         )
 

@@ -219,6 +219,7 @@ async def test_reply_says_how_the_slo_went(e2e_ms, status):
     response = await Gateway(HELLO).complete(slo={"e2e_ms": e2e_ms})
     dlm = response.json()["dlm"]
     assert response.headers["x-slo-status"] == dlm["slo_status"] == status
+    assert dlm["slo_missed"] == (["e2e"] if status == "missed" else [])
     assert dlm["slack_ms"] == (None if e2e_ms is None else e2e_ms - 200)
 
 

@@ -13,6 +13,7 @@ from stepserve.engine.loader import load_model
 from stepserve.live import families
 from stepserve.live.loop import FAILURES
 from stepserve.live.replay import replay
+from stepserve.live.story import story
 from support.causal_models import write_checkpoint
 from support.live_cluster import assert_at_rest, collect, make_live_request, running_cluster
 from support.split_requests import CutAt, answer, at_rest
@@ -60,6 +61,8 @@ async def test_requests_go_on_where_they_are_and_no_step_is_done_twice(undisturb
     for report in [one.end.report for one in answers]:
         assert report.forwards == 24, "a step a token at this threshold"
         assert report.migrations == 0
+    told = [line for n in range(24) for line in story(log, str(n))]
+    assert sum("a new global scheduler finds it on" in line for line in told) >= RESTARTS
     replayed = replay(log)
     assert replayed.difference is None
     assert replayed.schedulers == 2 + 1 + RESTARTS

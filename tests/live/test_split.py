@@ -226,13 +226,14 @@ async def test_measured_batches_are_kept_for_the_next_start(loaded, profile, tmp
 
 async def test_hand_overs_are_counted_and_are_no_migrations(loaded, profile):
     async with split_cluster(loaded, profile) as (cluster, _):
-        await answer(cluster, "r:12")
+        cut = await answer(cluster, "r:12")
         early = await answer(cluster, "r:20", output=4)  # ends before its cut
         await at_rest(cluster)
         reading = cluster.control_reading()
         assert reading.handovers == 1
         assert reading.migrations_asked == reading.migrations_done == 0
-        assert early.end.report.migrations == 0
+        assert (cut.end.report.migrations, cut.end.report.handovers) == (0, 1)
+        assert (early.end.report.migrations, early.end.report.handovers) == (0, 0)
 
 
 async def test_nothing_keeps_the_copies_alive(loaded, profile):

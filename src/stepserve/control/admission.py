@@ -9,9 +9,8 @@ from collections.abc import Collection
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import InstanceLoad, InstanceSpec
-from stepserve.core.protocols import CostModel, StepProgram
+from stepserve.core.protocols import Batches, CostModel, StepProgram
 from stepserve.core.request import Progress, Request
-from stepserve.core.step import Mix
 
 
 def completion_s(
@@ -33,8 +32,8 @@ def completion_s(
     lowest = len(forecast.steps) - 1
 
     def alone_s(load: InstanceLoad, residents: int) -> float:
-        of = request, progress, forecast, lowest, load.spec, residents
-        return service_s(*of, program=program, cost=cost)
+        batches = program.batches_left(request, progress, forecast, lowest, residents)
+        return service_s(batches, load.spec, cost)
 
     if with_room and ahead == 0:
         return min(alone_s(load, load.residents + 1) for load in with_room)
@@ -44,29 +43,6 @@ def completion_s(
     return waits * min(full_s, default=math.inf)
 
 
-def service_s(
-    request: Request,
-    progress: Progress,
-    forecast: StepForecast,
-    index: int,
-    spec: InstanceSpec,
-    residents: int,
-    *,
-    program: StepProgram,
-    cost: CostModel,
-) -> float:
-    """Predicted seconds to the end at the ``index``-th threshold, among so many residents."""
-    steps = forecast.remaining(index, progress.steps)
-    heavy = program.heavy_left(request, progress, forecast.output_tokens)
-    if program.mix(()) is not None:  # forecasts of causal requests count the decodes alone
-        chunk, halfway = program.heavy_tokens(request), round(forecast.output_tokens / 2.0)
-        decode = Mix(
-            decodes=residents, decode_context=residents * (request.prompt_tokens + halfway)
-        )
-        fill = decode._replace(prefill_tokens=chunk, prefill_pairs=chunk * (chunk + 1) // 2)
-        fill_s = cost.step_time_s(chunk + residents, residents + 1, spec, fill)
-        return steps * cost.step_time_s(residents, residents, spec, decode) + heavy * fill_s
-    share = min(1.0, heavy / steps)
-    mean_tokens = share * program.heavy_tokens(request)
-    mean_tokens += (1.0 - share) * program.light_tokens(request)
-    return steps * cost.step_time_s(round(mean_tokens * residents), residents, spec)
+def service_s(batches: Batches, spec: InstanceSpec, cost: CostModel) -> float:
+    """Predicted seconds of ``StepProgram.batches_left`` on an instance."""
+    return sum(n * cost.step_time_s(tokens, rows, spec, mix) for n, tokens, rows, mix in batches)

@@ -94,16 +94,9 @@ class Relocation:
             return 0.0
         load = min(loads, key=lambda load: load.residents)  # where there will be room first
         residents = min(load.residents + 1, load.spec.max_residents)
-        return believed * service_s(
-            tracked.request,
-            tracked.progress,
-            forecast,
-            0 if slo.on_miss is OnMiss.BEST_EFFORT else len(forecast.steps) - 1,
-            load.spec,
-            residents,
-            program=self._program,
-            cost=self._cost,
-        )
+        index = 0 if slo.on_miss is OnMiss.BEST_EFFORT else len(forecast.steps) - 1
+        of = tracked.request, tracked.progress, forecast, index, residents
+        return believed * service_s(self._program.batches_left(*of), load.spec, self._cost)
 
     def make_way(
         self, now_s: float, instance: TrackedInstance, queue: Sequence[QueueKey]

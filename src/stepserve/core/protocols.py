@@ -13,6 +13,9 @@ from stepserve.core.resident import Resident, StepPace
 from stepserve.core.segment import Segment
 from stepserve.core.step import Batch, Mix, Step, StepOutcome
 
+Batches = Sequence[tuple[float, int, int, Mix | None]]
+"""Kinds of batches: how many, their tokens, rows and mix."""
+
 
 class StepProgram(Protocol):
     """The whole difference between model families that the schedulers see."""
@@ -60,6 +63,17 @@ class StepProgram(Protocol):
 
         An upper bound: no more of them than steps. Infinite if all steps are heavy.
         """
+        ...
+
+    def batches_left(
+        self,
+        request: Request,
+        progress: Progress,
+        forecast: StepForecast,
+        index: int,
+        residents: int,
+    ) -> Batches:
+        """What it has to run to its end at the ``index``-th threshold, among others like it."""
         ...
 
     def light_tokens(self, request: Request) -> int:
@@ -297,6 +311,7 @@ class RequestReport:
 
     Times are seconds. ``slack_s`` is deadline minus completion (negative when late), ``paused_s``
     what passed between the last step on one instance and the first on the next, all together.
+    ``missed`` names the targets that were set and not kept: ``e2e``, ``ttft``, ``tpot``, ``tbt``.
     """
 
     forwards: int = 0
@@ -305,6 +320,7 @@ class RequestReport:
     threshold_min: float | None = None
     threshold_mean: float | None = None
     migrations: int = 0
+    handovers: int = 0
     paused_s: float = 0.0
     queue_s: float = 0.0
     ttft_s: float | None = None
@@ -312,6 +328,7 @@ class RequestReport:
     e2e_s: float = 0.0
     slack_s: float | None = None
     slo_met: bool | None = None
+    missed: tuple[str, ...] = ()
     degraded: bool = False
 
 

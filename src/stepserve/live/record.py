@@ -7,7 +7,7 @@ from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.protocols import RequestReport, TokensEmitted, Update
 from stepserve.core.request import Confidence, FinishReason, Progress, Request
 from stepserve.metrics.latency import AnswerTrace, TextEvent, tpot_s, ttft_s
-from stepserve.metrics.slo import meets
+from stepserve.metrics.slo import meets, missed
 
 from .messages import StepRecord
 
@@ -33,6 +33,7 @@ class LiveRecord:
     cancelled: FinishReason | None = None
     released: bool = False  # let go, and not placed again yet
     migrations: int = 0
+    handovers: int = 0  # to a segment that was planned with the one before
     forwards: int = 0
     forced: int = 0
     threshold_sum: float = 0.0
@@ -58,6 +59,7 @@ class LiveRecord:
             self.first_step_s = record.started_s
         if self.latest is not None and record.epoch > self.latest[0]:
             self.paused_s += max(0.0, record.started_s - self.latest[1])
+            self.handovers += record.epoch > self.epoch
         self.latest = record.epoch, now_s
         self.settled.update((token.offset, token) for token in record.tokens)
         if outcome.emitted > self.emitted:
@@ -110,6 +112,7 @@ class LiveRecord:
             threshold_min=lowest,
             threshold_mean=self.threshold_sum / self.forwards if self.forwards else None,
             migrations=self.migrations,
+            handovers=self.handovers,
             paused_s=self.paused_s,
             queue_s=first_step_s - request.arrival_s,
             ttft_s=ttft_s(trace),
@@ -117,5 +120,6 @@ class LiveRecord:
             e2e_s=now_s - request.arrival_s,
             slack_s=slack_s,
             slo_met=meets(slo, trace) if has_target else None,
+            missed=missed(slo, trace),
             degraded=lowest is not None and lowest < options.thresholds.preferred,
         )

@@ -24,6 +24,7 @@ from stepserve.core.events import (
     HandoverAcknowledged,
     HandoverPrepared,
     HandoverStalled,
+    InstanceFound,
     Predicted,
     RequestArrived,
     RequestCancelled,
@@ -143,6 +144,8 @@ def _event(event: Event, request_id: str) -> str | None:
             return f"joined {segment.instance} at position {segment.start}{until}{cap}"
         case SegmentPlaced(segment, source=source) if segment.request_id == request_id:
             return f"room on {segment.instance}, to go on at {segment.start} after {source}"
+        case InstanceFound(_, spec, rows) if any(r.request.id == request_id for r in rows):
+            return f"a new global scheduler finds it on {spec.id}"
         case CapsSet(caps) if request_id in dict(caps):
             return f"cap {dict(caps)[request_id]:g}"  # type: ignore[index]
     return None

@@ -54,12 +54,8 @@ class RayCluster:
     """
 
     def __init__(self, config: ServeConfig) -> None:
-        """Raises FieldError (``cluster``) for another word."""
-        kind, _, address = config.cluster.partition("://")
-        if kind != "ray" or (not address and config.cluster != "ray"):
-            raise FieldError("cluster", "must be local, ray, ray://auto or ray://HOST:PORT")
         self.config = config
-        self._address = address
+        self._address = config.cluster.partition("://")[2]
         self._connected = False
 
     def __enter__(self) -> Self:

@@ -22,15 +22,22 @@ def meets(slo: SLO, trace: AnswerTrace) -> bool:
     E2E <= e2e_s, TTFT <= ttft_s, TPOT <= tpot_s, and P99 of the answer's own TBT <= tbt_s. An
     answer without text keeps all but the first.
     """
+    return trace.ok and not missed(slo, trace)
+
+
+def missed(slo: SLO, trace: AnswerTrace) -> tuple[str, ...]:
+    """The targets that are not kept: ``e2e``, ``ttft``, ``tpot``, ``tbt``."""
     gaps_s = tbt_s(trace) if slo.tbt_s is not None else ()
-    pairs = (
-        (e2e_s(trace), slo.e2e_s),
-        (ttft_s(trace), slo.ttft_s),
-        (tpot_s(trace), slo.tpot_s),
-        (percentile(gaps_s, 99.0) if gaps_s else None, slo.tbt_s),
+    rows = (
+        ("e2e", e2e_s(trace), slo.e2e_s),
+        ("ttft", ttft_s(trace), slo.ttft_s),
+        ("tpot", tpot_s(trace), slo.tpot_s),
+        ("tbt", percentile(gaps_s, 99.0) if gaps_s else None, slo.tbt_s),
     )
-    return trace.ok and all(
-        target is None or value is None or value <= target for value, target in pairs
+    return tuple(
+        name
+        for name, value, target in rows
+        if target is not None and value is not None and value > target
     )
 
 

@@ -9,6 +9,7 @@ from stepserve.metrics.slo import (
     goodput_requests_per_s,
     goodput_tokens_per_s,
     meets,
+    missed,
     serving_capacity,
 )
 
@@ -32,6 +33,15 @@ EMPTY = AnswerTrace(0.0, (), ended_s=0.1)
 )
 def test_every_target_must_be_kept(slo, met):
     assert meets(slo, ANSWER) is met
+
+
+def test_missed_targets_are_named():
+    assert missed(SLO(e2e_s=1.9, ttft_s=0.9, tpot_s=0.25, tbt_s=0.9), ANSWER) == (
+        "e2e",
+        "ttft",
+        "tbt",
+    )
+    assert missed(SLO(ttft_s=0.9), EMPTY) == ()
 
 
 def test_failed_answers_meet_nothing():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import Work
+from stepserve.core.protocols import Batches
 from stepserve.core.request import Progress, Request
 from stepserve.core.step import Mix, Step, StepKind, StepOutcome
 
@@ -81,6 +82,25 @@ class AutoregressiveProgram:
         """Chunks of what is to be prefilled."""
         step = self.next_step(request, progress, True, None)
         return float(-(-step.query_tokens // self._chunk_tokens)) if step.kind.heavy else 0.0
+
+    def batches_left(
+        self,
+        request: Request,
+        progress: Progress,
+        forecast: StepForecast,
+        index: int,
+        residents: int,
+    ) -> Batches:
+        """Decodes, which alone are forecast, and chunks of the prompt beside those of others."""
+        chunk, halfway = self.heavy_tokens(request), round(forecast.output_tokens / 2.0)
+        context = residents * (request.prompt_tokens + halfway)
+        decode = Mix(decodes=residents, decode_context=context)
+        fill = decode._replace(prefill_tokens=chunk, prefill_pairs=chunk * (chunk + 1) // 2)
+        heavy = self.heavy_left(request, progress, forecast.output_tokens)
+        return (
+            (forecast.remaining(index, progress.steps), residents, residents, decode),
+            (heavy, chunk + residents, residents + 1, fill),
+        )
 
     def light_tokens(self, request: Request) -> int:
         """A decode executes the latest token alone."""

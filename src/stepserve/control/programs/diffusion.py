@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 
 from stepserve.core.denoising import canvas_tokens, due_step, lead_tokens
+from stepserve.core.forecast import StepForecast
+from stepserve.core.protocols import Batches
 from stepserve.core.request import CacheMode, Progress, RefreshScope, Request
 from stepserve.core.step import Mix, Step, StepKind, StepOutcome
 
@@ -90,6 +92,22 @@ class DiffusionProgram:
         blocks = math.ceil(output_tokens / options.block_tokens)
         refreshes = -(-blocks // options.refresh_blocks) - -(-begun // options.refresh_blocks)
         return float(max(0, refreshes))
+
+    def batches_left(
+        self,
+        request: Request,
+        progress: Progress,
+        forecast: StepForecast,
+        index: int,
+        residents: int,
+    ) -> Batches:
+        """Steps of the mean of its heavy and light tokens."""
+        steps = forecast.remaining(index, progress.steps)
+        heavy = self.heavy_left(request, progress, forecast.output_tokens)
+        share = min(1.0, heavy / steps)
+        mean_tokens = share * self.heavy_tokens(request)
+        mean_tokens += (1.0 - share) * self.light_tokens(request)
+        return ((steps, round(mean_tokens * residents), residents, None),)
 
     def light_tokens(self, request: Request) -> int:
         """The block; the whole canvas, at most, in prefix mode. Openings may execute two."""
