@@ -57,6 +57,7 @@ def lines(state: dict[str, Any]) -> list[str]:
     told = f"{state['running']} running, {state['waiting']} waiting, {state['losses']} losses"
     restarts = state["scheduler_restarts"]
     told += f", scheduler restarted {restarts} times" if restarts else ""
+    told += ", asking instances what they hold" if state["recovering"] else ""
     changing = ", layout changing" if state["changing"] else ""
     head = f"{'instance':16s} {'state':9s} TP   running   pages free"
     rows = [

@@ -41,6 +41,7 @@ class LiveOperator:
             "changes": self._loop.layout_changes,
             "losses": self._loop.losses,
             "scheduler_restarts": self._loop.restarts,
+            "recovering": scheduler.recovering,
             "running": placed,
             "waiting": len(self._loop.records) - placed,
             "instances": [_instance(i) for i in sorted(instances, key=lambda i: i.spec.id)],

@@ -16,10 +16,11 @@ INSTANCE |= {"running": 3, "max_running": 32, "pages": 64, "pages_free": 10}
 
 class Scripted:
     def __init__(self):
-        self.asked = []
+        self.asked, self.restarts = [], 0
 
     def state(self):
         counts = {"running": 3, "waiting": 1, "losses": 0, "changing": bool(self.asked)}
+        counts |= {"scheduler_restarts": self.restarts, "recovering": bool(self.restarts)}
         return counts | {"instances": [INSTANCE]}
 
     def change(self, layout):
@@ -28,6 +29,9 @@ class Scripted:
         if self.asked:
             raise StepserveError("the layout is being changed already")
         self.asked.append(layout)
+
+    def restart_scheduler(self):
+        self.restarts += 1
 
     def drain(self, name):
         if name != INSTANCE["id"]:
@@ -56,6 +60,12 @@ def test_a_layout_and_a_drain_are_asked_for(operator, capsys):
     assert "layout changing" in capsys.readouterr().out
     assert main.main(["cluster", "--drain", "node0-gpu0"]) == 0
     assert operator.asked == [[1, 1], "node0-gpu0"]
+
+
+def test_a_new_scheduler_is_asked_for(operator, capsys):
+    assert main.main(["cluster", "--restart-scheduler"]) == 0
+    told = capsys.readouterr().out.splitlines()[0]
+    assert told.endswith("scheduler restarted 1 times, asking instances what they hold")
 
 
 @pytest.mark.parametrize(
