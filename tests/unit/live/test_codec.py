@@ -15,6 +15,9 @@ from stepserve.live.codec import codec
 numbers = st.floats(allow_nan=False)
 st.register_type_strategy(float, numbers)
 st.register_type_strategy(
+    SLO, st.builds(SLO, e2e_s=st.none() | numbers, weight=st.floats(0.1, 9.0))
+)
+st.register_type_strategy(
     ThresholdBounds,
     st.tuples(st.floats(0.1, 1.0), st.floats(0.1, 1.0)).map(
         lambda pair: ThresholdBounds(max(pair), min(pair))
