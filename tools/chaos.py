@@ -37,7 +37,9 @@ async def serve(family: Family, args: argparse.Namespace) -> Chaos:
 def main() -> int:
     """Every family asked for, one after the other; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--family", type=Family, choices=list(Family), action="append", help="default: both")
+    parser.add_argument(
+        "--family", type=Family, choices=list(Family), action="append", help="default: both"
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="of each family")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between disturbances")
     parser.add_argument("--rate", type=float, default=30.0, help="requests/s")

@@ -26,6 +26,7 @@ from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.protocols import RequestRejected
 from stepserve.core.request import Family, FinishReason, Request
 from stepserve.engine.loader import load_model
+from stepserve.engine.workers import remove_folders_left
 from stepserve.live import families
 from support.causal_models import write_checkpoint
 from support.live_cluster import (
@@ -69,7 +70,7 @@ async def chaos_cluster(family, layout="1,1,1", cluster="local", seed=0):
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         patch.setenv(MARK, str(os.getpid()))
-        patch.setenv("TMPDIR", str(folder))  # of what is started from here
+        patch.setenv("TMPDIR", str(folder))  # of processes that are started from here
         if family is Family.DIFFUSION:
             loaded = load_model(tiny_checkpoint(folder))
             write_step_profiles(folder, (1, 2))
@@ -83,7 +84,7 @@ async def chaos_cluster(family, layout="1,1,1", cluster="local", seed=0):
         else:
             stack.enter_context(ray_of(cpus=3))
             run = ray_cluster(**options)
-        files = files_of(folder)
+        files = {path.name for path in folder.iterdir()}
         async with run as running:
             await all_up(running)
             chaos = Chaos(running, family, seed)
@@ -95,13 +96,10 @@ async def chaos_cluster(family, layout="1,1,1", cluster="local", seed=0):
         async with asyncio.timeout(REST_S):
             while instance_processes() or lost_rings():
                 await asyncio.sleep(0.01)
-        left = files_of(folder) - files
+        patch.setattr(tempfile, "tempdir", str(folder))
+        remove_folders_left()  # as whoever forms a group next does
+        left = {path.name for path in folder.iterdir()} - files - {"ray"}
         assert not left, left
-
-
-def files_of(folder):
-    """But for what Ray logs."""
-    return {path for path in folder.rglob("*") if folder / "ray" not in (path, *path.parents)}
 
 
 MARK = "STEPSERVE_CHAOS"

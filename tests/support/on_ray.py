@@ -9,6 +9,7 @@ import ray
 from ray.util import list_named_actors, placement_group_table
 
 from stepserve.core.config import ServeConfig
+from stepserve.engine.workers import lives
 from stepserve.live import families
 from stepserve.live.transport_ray import RayCluster
 from support.live_cluster import running_cluster
@@ -55,7 +56,7 @@ async def ray_cluster(listeners=(), **options):
 def lost_rings():
     """Shared memory of keys and values whose process is gone."""
     rings = [path.name for path in Path("/dev/shm").glob("stepserve-*")]
-    return [name for name in rings if not Path("/proc", name.split("-")[1]).exists()]
+    return [name for name in rings if not lives(name.split("-")[1])]
 
 
 async def all_up(cluster):
