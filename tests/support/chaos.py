@@ -44,6 +44,9 @@ KINDS = 12
 
 DISTURBANCES = ("kill", "kill", "signal", "cancel", "layout", "drain")
 
+MOST_AT_ONCE = 120
+"""Requests under way: fewer than the limit of the queue."""
+
 REST_S = 60.0
 """How long whatever was killed may take to be gone."""
 
@@ -236,10 +239,12 @@ class Chaos:
 
     async def run(self, requests: int, moment: Callable[[], Awaitable[object]], gap, each: int):
         """Ask ``requests``, ``gap()`` apart; after every ``each`` of them, ``moment()`` passes and
-        something is done."""
+        something is done. A machine that is too slow for that is asked less often."""
         for number in range(1, requests + 1):
             self.ask()
             await gap()
+            while len(self._jobs) >= MOST_AT_ONCE:
+                await asyncio.wait(self._jobs, return_when=asyncio.FIRST_COMPLETED)
             if number % each == 0:
                 await moment()
                 self.disturb()
