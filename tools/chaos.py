@@ -25,12 +25,12 @@ async def serve(family: Family, args: argparse.Namespace) -> Chaos:
     """One family for its share of the time."""
     async with chaos_cluster(family, args.layout, args.cluster, args.seed) as chaos:
         each = max(1, round(args.rate * args.every))
-        requests = round(args.rate * args.seconds)
+        until_s = time.monotonic() + args.seconds
 
         async def gap() -> None:
             await asyncio.sleep(chaos.random.expovariate(args.rate))
 
-        await chaos.run(requests, lambda: asyncio.sleep(0), gap, each)
+        await chaos.run(lambda _: time.monotonic() < until_s, lambda: asyncio.sleep(0), gap, each)
         return chaos
 
 

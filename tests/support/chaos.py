@@ -237,15 +237,21 @@ class Chaos:
         else:
             operator.change(self.random.choice(([1, 1, 1], [2, 1], [1, 1])))
 
-    async def run(self, requests: int, moment: Callable[[], Awaitable[object]], gap, each: int):
-        """Ask ``requests``, ``gap()`` apart; after every ``each`` of them, ``moment()`` passes and
+    async def run(
+        self,
+        more: Callable[[int], bool],
+        moment: Callable[[], Awaitable[object]],
+        gap: Callable[[], Awaitable[object]],
+        each: int,
+    ):
+        """Ask while there shall be ``more(asked)``, ``gap()`` apart; after every ``each`` of them, ``moment()`` passes and
         something is done. A machine that is too slow for that is asked less often."""
-        for number in range(1, requests + 1):
+        while more(self._number):
             self.ask()
             await gap()
             while len(self._jobs) >= MOST_AT_ONCE:
                 await asyncio.wait(self._jobs, return_when=asyncio.FIRST_COMPLETED)
-            if number % each == 0:
+            if self._number % each == 0:
                 await moment()
                 self.disturb()
         while self._jobs:
