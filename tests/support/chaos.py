@@ -244,8 +244,11 @@ class Chaos:
         gap: Callable[[], Awaitable[object]],
         each: int,
     ):
-        """Ask while there shall be ``more(asked)``, ``gap()`` apart; after every ``each`` of them, ``moment()`` passes and
-        something is done. A machine that is too slow for that is asked less often."""
+        """Ask while there shall be ``more(asked)``, ``gap()`` apart.
+
+        After every ``each`` of them ``moment()`` passes and something is done. A machine that
+        is too slow for that is asked less often.
+        """
         while more(self._number):
             self.ask()
             await gap()
