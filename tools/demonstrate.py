@@ -37,6 +37,9 @@ START_S = 300.0
 Report = Mapping[str, Any]
 """Of one run of `stepserve bench`; its key ``total`` is what /metrics counted until then."""
 
+SHAPE = ("--layers", "2", "--hidden", "128", "--positions", "2048")
+"""Of the causal model: two cores are enough for it."""
+
 STEPSERVE = (sys.executable, "-m", "stepserve.cli.main")
 
 
@@ -170,13 +173,13 @@ def causal_model(folder: Path) -> list[str]:
     """Random weights and how long its batches take; options of `serve`."""
     model = folder / "model"
     writer = Path(__file__).parent / "random_checkpoint.py"
-    subprocess.run(
-        [sys.executable, writer, model, "--layers", "4", "--positions", "2048"], check=True
-    )
+    subprocess.run([sys.executable, writer, model, *SHAPE], check=True)
     profile = model / "batch_profile.json"
     if run("profile", "--model", str(model), "--repeats", "2", "--out", str(profile)):
         raise SystemExit("the model could not be measured")
-    return ["--model", str(model), "--instances", "2"]
+    config = folder / "serve.toml"
+    config.write_text("[control.tokens]\ngain = 0.05\n")  # as published: our own cuts less
+    return ["--model", str(model), "--instances", "2", "--config", str(config)]
 
 
 def main() -> int:
