@@ -5,8 +5,9 @@
 
 `dilaserve`: the bundled diffusion model and a planner, at a low rate, then at a high one, all
 requests with deadlines. `dynaserve`: a random causal model, some of the prompts long, a target
-between tokens. What this tool does not know goes to `stepserve serve`. Then the event log is
-replayed. Exits with 1 if a request failed, a mechanism was never seen, or the replay differs.
+between tokens. Rates are shares of what the machine can do, which is measured first. What this
+tool does not know goes to `stepserve serve`. Then the event log is replayed. Exits with 1 if a
+request failed, a mechanism was never seen, or the replay differs.
 """
 
 import argparse
@@ -33,6 +34,8 @@ from stepserve.live.event_log import read_events
 
 START_S = 300.0
 """How long the server may take until it is ready, on a machine that does much else."""
+
+AT_ONCE = 16
 
 Report = Mapping[str, Any]
 """Of one run of `stepserve bench`; its key ``total`` is what /metrics counted until then."""
@@ -106,22 +109,30 @@ def total(name: str) -> Callable[[Sequence[Report]], float]:
 
 def dilaserve(url: str, folder: Path, args: argparse.Namespace) -> list[Report]:
     """Few requests, then more than their preferred thresholds leave time for."""
-    return [
-        bench(url, folder, "--deadline-ms", str(args.deadline_ms), *rate(args.low, args.seconds)),
-        bench(url, folder, "--deadline-ms", str(args.deadline_ms), *rate(args.high, args.seconds)),
-    ]
+    most = capacity(url, folder)
+    slo = ("--slo-multiple", str(args.slo_multiple))
+    shares = (args.low, args.high)
+    return [bench(url, folder, *slo, *rate(share * most, args.seconds)) for share in shares]
 
 
 def dynaserve(url: str, folder: Path, args: argparse.Namespace) -> list[Report]:
     """A fifth of the prompts is long."""
     load = ["--dataset", "random", "--prompt-tokens", "64", "--long-prompts", "0.2:1200"]
-    load += ["--max-tokens", "48", "--ignore-eos", "--tbt-ms", str(args.tbt_ms)]
-    return [bench(url, folder, *load, *rate(args.low, args.seconds))]
+    load += ["--max-tokens", "48", "--ignore-eos"]
+    most = capacity(url, folder, *load)
+    load += ["--tbt-ms", str(args.tbt_ms)]
+    return [bench(url, folder, *load, *rate(args.low * most, args.seconds))]
+
+
+def capacity(url: str, folder: Path, *load: str) -> float:
+    """Requests per second when ``AT_ONCE`` come together."""
+    found = bench(url, folder, *load, "--rate", "1000", "--requests", str(AT_ONCE))
+    return float(found["completed"]) / float(found["duration_s"])
 
 
 def rate(per_s: float, seconds: float) -> list[str]:
-    """Arrivals for some seconds."""
-    return ["--rate", str(per_s), "--requests", str(max(1, round(per_s * seconds)))]
+    """Arrivals for some seconds, a few at least."""
+    return ["--rate", f"{per_s:.3g}", "--requests", str(max(12, round(per_s * seconds)))]
 
 
 def thresholds(reports: Sequence[Report]) -> float:
@@ -186,11 +197,11 @@ def main() -> int:
     """Serve, load, show, replay; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("system", choices=("dilaserve", "dynaserve"))
-    parser.add_argument("--seconds", type=float, default=40.0, help="of load at each rate")
-    parser.add_argument("--low", type=float, default=1.0, help="requests/s; of dynaserve: the rate")
-    parser.add_argument("--high", type=float, default=8.0, help="requests/s, of dilaserve only")
-    parser.add_argument("--deadline-ms", type=float, default=2500.0)
-    parser.add_argument("--tbt-ms", type=float, default=200.0)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of load at each rate")
+    parser.add_argument("--low", type=float, default=0.4, help="rate, as a share of capacity")
+    parser.add_argument("--high", type=float, default=1.5, help="the second one, of dilaserve")
+    parser.add_argument("--slo-multiple", type=float, default=3.0, help="of dilaserve")
+    parser.add_argument("--tbt-ms", type=float, default=200.0, help="of dynaserve")
     args, others = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name:
         folder, events = Path(name), Path(name) / "run.jsonl.gz"
