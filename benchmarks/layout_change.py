@@ -1,7 +1,7 @@
 """Deadlines met before, during and after a change of the layout, with capacity to spare.
 
-The bundled model on three shares of one thread. Requests arrive at ``--rate`` (Poisson), each with
-a deadline of ``--slo-multiple`` times the mean latency of single requests. In each repetition an
+The bundled model on three shares of one thread. Requests arrive (Poisson) at ``--share`` of what
+the cluster can do, which is measured first, each with a deadline of ``--slo-multiple`` times the mean latency of single requests. In each repetition an
 operator changes the layout from 1,1,1 to 2,1, and in the next one back. *During* are the requests
 under way between the asking and the last new instance's coming up; *before* and *after* those of
 ``--seconds`` on either side. Thresholds are pinned, so that a late request is late and not made
@@ -10,7 +10,7 @@ faster.
 Tokens are lost or repeated if an answer has not all of its offsets, each once. The longest pause
 is that between two steps of a request on different instances.
 
-    python benchmarks/layout_change.py [--cluster ray] [--rate 1] [--repetitions 6]
+    python benchmarks/layout_change.py [--cluster ray] [--repetitions 6]
 """
 
 import argparse
@@ -167,9 +167,9 @@ async def measure(args: argparse.Namespace) -> float:
             await load.ask()
         alone_s = statistics.fmean(a.ended_s - a.began_s for a in load.answers)
         load.slo_s = args.slo_multiple * alone_s
-        await saturate(load, args.concurrent)
-        arrivals = asyncio.ensure_future(load.arrive(args.rate))
-        print(f"alone {alone_s:.2f} s, deadline {load.slo_s:.2f} s, {args.rate:g} requests/s")
+        rate_per_s = args.share * await capacity_per_s(load, args.concurrent)
+        arrivals = asyncio.ensure_future(load.arrive(rate_per_s))
+        print(f"alone {alone_s:.2f} s, deadline {load.slo_s:.2f} s, {rate_per_s:.2f} requests/s")
         falls = []
         for number in range(args.repetitions):
             falls.append(await change(cluster, load, args.seconds, LAYOUTS[number % 2]))
@@ -178,19 +178,20 @@ async def measure(args: argparse.Namespace) -> float:
     return statistics.fmean(falls)
 
 
-async def saturate(load: Load, concurrent: int) -> None:
-    """Print what the cluster can do, to compare the rate with."""
+async def capacity_per_s(load: Load, concurrent: int) -> float:
+    """Requests per second with so many under way."""
     began_s = load.frontend.now_s()
     for _ in range(2):
         await asyncio.gather(*(load.ask() for _ in range(concurrent)))
     per_s = 2 * concurrent / (load.frontend.now_s() - began_s)
     print(f"capacity: {per_s:.2f} requests/s with {concurrent} under way")
+    return per_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cluster", default="local", help="as of `stepserve serve`")
-    parser.add_argument("--rate", type=float, default=1.0, help="at most half of the capacity")
+    parser.add_argument("--share", type=float, default=0.4, help="of capacity: the load")
     parser.add_argument("--seconds", type=float, default=20.0, help="before, and after, a change")
     parser.add_argument("--repetitions", type=int, default=6)
     parser.add_argument("--slo-multiple", type=float, default=5.0)
