@@ -1,11 +1,11 @@
 """Deadlines met before, during and after a change of the layout, with capacity to spare.
 
 The bundled model on three shares of one thread. Requests arrive (Poisson) at ``--share`` of what
-the cluster can do, which is measured first, each with a deadline of ``--slo-multiple`` times the mean latency of single requests. In each repetition an
-operator changes the layout from 1,1,1 to 2,1, and in the next one back. *During* are the requests
-under way between the asking and the last new instance's coming up; *before* and *after* those of
-``--seconds`` on either side. Thresholds are pinned, so that a late request is late and not made
-faster.
+the cluster can do, which is measured first, each with a deadline of ``--slo-multiple`` times the
+mean latency of single requests. In each repetition an operator changes the layout from 1,1,1 to
+2,1, and in the next one back. *During* are the requests under way between the asking and the last
+new instance's coming up; *before* and *after* those of ``--seconds`` on either side. Thresholds
+are pinned, so that a late request is late and not made faster.
 
 Tokens are lost or repeated if an answer has not all of its offsets, each once. The longest pause
 is that between two steps of a request on different instances.
@@ -123,13 +123,20 @@ class Load:
                 await asyncio.sleep(self.chance.expovariate(rate_per_s))
 
 
+def in_time(answers: Sequence[Answer]) -> str:
+    """How many of them."""
+    return f"{sum(answer.late_s <= 0.0 for answer in answers)} of {len(answers)}"
+
+
 def attainment(answers: Sequence[Answer]) -> float:
     """Percent in time."""
     return 100.0 * statistics.fmean(answer.late_s <= 0.0 for answer in answers)
 
 
-async def change(cluster: Cluster, load: Load, seconds: float, layout: Sequence[int]) -> float:
-    """One change with time around it; by how many points attainment fell during it."""
+async def change(
+    cluster: Cluster, load: Load, seconds: float, layout: Sequence[int]
+) -> tuple[list[Answer], list[Answer], list[Answer]]:
+    """One change with time around it; the requests before, during and after it."""
     first_s = load.frontend.now_s()
     await asyncio.sleep(seconds)
     asked_s = load.frontend.now_s()
@@ -143,21 +150,18 @@ async def change(cluster: Cluster, load: Load, seconds: float, layout: Sequence[
     during = [a for a in answers if a.ended_s >= asked_s and a.began_s <= up_s]
     before = [a for a in answers if a.ended_s < asked_s]
     after = [a for a in answers if a.began_s > up_s]
-    shares = [attainment(some) for some in (before, during, after)]
-    percent = " / ".join(f"{share:.1f}" for share in shares)
-    numbers = " / ".join(str(len(some)) for some in (before, during, after))
     print(
-        f"to {','.join(map(str, layout))} in {up_s - asked_s:.2f} s: in time before / during / "
-        f"after {percent} % of {numbers}; longest pause {max(a.paused_s for a in during):.2f} s; "
-        f"tokens lost {sum(a.lost for a in answers)}, repeated "
-        f"{sum(a.repeated for a in answers)}",
+        f"to {','.join(map(str, layout))} in {up_s - asked_s:.2f} s: in time {in_time(before)} "
+        f"before, {in_time(during)} during, {in_time(after)} after; longest pause "
+        f"{max((a.paused_s for a in during), default=0.0):.2f} s; tokens lost "
+        f"{sum(a.lost for a in answers)}, repeated {sum(a.repeated for a in answers)}",
         flush=True,
     )
-    return shares[0] - shares[1]
+    return before, during, after
 
 
-async def measure(args: argparse.Namespace) -> float:
-    """All repetitions; the mean fall of attainment, in points."""
+async def measure(args: argparse.Namespace) -> None:
+    """All repetitions, then attainment over all of them."""
     config = ServeConfig(
         cluster=args.cluster, layout="1,1,1", threads_per_instance=1, operator_api=True
     )
@@ -170,12 +174,18 @@ async def measure(args: argparse.Namespace) -> float:
         rate_per_s = args.share * await capacity_per_s(load, args.concurrent)
         arrivals = asyncio.ensure_future(load.arrive(rate_per_s))
         print(f"alone {alone_s:.2f} s, deadline {load.slo_s:.2f} s, {rate_per_s:.2f} requests/s")
-        falls = []
+        parts: tuple[list[Answer], ...] = ([], [], [])
         for number in range(args.repetitions):
-            falls.append(await change(cluster, load, args.seconds, LAYOUTS[number % 2]))
+            found = await change(cluster, load, args.seconds, LAYOUTS[number % 2])
+            for part, some in zip(parts, found, strict=True):
+                part += some
         load.stopped = True
         await arrivals
-    return statistics.fmean(falls)
+    before, during, after = map(attainment, parts)
+    print(
+        f"attainment {before:.1f} % before, {during:.1f} % during, {after:.1f} % after: "
+        f"{during - before:+.1f} points during a change (at least -{MOST_POINTS:g} wanted)"
+    )
 
 
 async def capacity_per_s(load: Load, concurrent: int) -> float:
@@ -199,8 +209,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
-    fall = asyncio.run(measure(args))
-    print(f"attainment during a change: {-fall:+.1f} points (at least -{MOST_POINTS:g} wanted)")
+    asyncio.run(measure(args))
     print(f"load average at the start {load_before:.1f}, at the end {os.getloadavg()[0]:.1f}")
 
 
