@@ -1,73 +1,63 @@
 """Serves load for minutes while something is killed, drained, changed or cancelled all the time.
 
     python tools/chaos.py --seconds 600 --every 3
+    python tools/chaos.py --seconds 600 --every 5 --rate 4 --cluster ray --layout 2,1
 
-A cluster of three instances in this process, with a tiny random model of either family in turn.
-Exits with 1 if a request hung, or ended otherwise than whole, cancelled, refused or with an
-error that says why.
+A cluster with a tiny random model of either family in turn: three shares, here or on a Ray that is
+started for it. Exits with 1 if a request hung, or ended otherwise than whole, cancelled, refused
+or with an error that says why; fails if anything is left at the end.
 """
 
 import argparse
 import asyncio
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from stepserve.core.request import Family
-from stepserve.engine.loader import load_model
-from support.causal_models import write_checkpoint
-from support.chaos import Chaos, chaos_config
-from support.live_cluster import assert_at_rest, running_cluster, tiny_checkpoint
-from support.step_profiles import write_step_profiles
+from support.chaos import Chaos, chaos_cluster
 
 
-async def serve(family: Family, folder: Path, args: argparse.Namespace) -> Chaos:
+async def serve(family: Family, args: argparse.Namespace) -> Chaos:
     """One family for its share of the time."""
-    if family is Family.DIFFUSION:
-        tiny_checkpoint(folder)
-        write_step_profiles(folder, (1, 2))
-    else:
-        write_checkpoint(folder)
-    loaded = load_model(folder)
-    async with running_cluster(chaos_config(family, folder), loaded=loaded) as cluster:
-        chaos = Chaos(cluster, family, args.seed)
-        await chaos.learn()
+    async with chaos_cluster(family, args.layout, args.cluster, args.seed) as chaos:
         each = max(1, round(args.rate * args.every))
-        requests = round(args.rate * args.seconds)
+        until_s = time.monotonic() + args.seconds
 
         async def gap() -> None:
             await asyncio.sleep(chaos.random.expovariate(args.rate))
 
-        await chaos.run(requests, lambda: asyncio.sleep(0), gap, each)
-        while cluster.loop.scheduler.reconfiguration.under_way:
-            await asyncio.sleep(0.01)
-        assert_at_rest(cluster)
+        await chaos.run(lambda _: time.monotonic() < until_s, lambda: asyncio.sleep(0), gap, each)
         return chaos
 
 
 def main() -> int:
-    """Both families, one after the other; the exit status."""
+    """Every family asked for, one after the other; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--family", type=Family, choices=list(Family), action="append", help="default: both"
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="of each family")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between disturbances")
     parser.add_argument("--rate", type=float, default=30.0, help="requests/s")
+    parser.add_argument("--cluster", choices=("local", "ray"), default="local")
+    parser.add_argument("--layout", choices=("1,1,1", "2,1"), default="1,1,1", help="at the start")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     wrong = 0
-    for family in Family:
+    for family in args.family or list(Family):
         began_s = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            chaos = asyncio.run(serve(family, Path(folder), args))
+        chaos = asyncio.run(serve(family, args))
         ends = ("whole", "cancelled", "failed", "refused", "hangs")
         told = chaos.counts["asked"] - sum(chaos.counts[end] for end in ends)
         wrong += chaos.counts["failed"] > 0.01 * chaos.counts["asked"]
         wrong += len(chaos.wrong) + told + chaos.counts["hangs"]
         print(f"{family}: {time.monotonic() - began_s:.0f} s, {json.dumps(chaos.counts)}")
         print(f"longest pause of a request {chaos.paused_s:.2f} s; wrong: {chaos.wrong or 'none'}")
+        print("nothing is left", flush=True)
     return int(wrong > 0)
 
 

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +32,12 @@ from stepserve.engine.models.experts import ExpertsConfig, SoftmaxRouting
 from stepserve.engine.models.transformer import ModelConfig
 from stepserve.engine.offline import denoise
 from stepserve.engine.parallel import Share, WorkerLostError
-from stepserve.engine.workers import ParallelCausalExecutor, ParallelExecutor, Setup
+from stepserve.engine.workers import (
+    ParallelCausalExecutor,
+    ParallelExecutor,
+    Setup,
+    remove_folders_left,
+)
 from support import causal_models, checkpoints
 from support.diffusion_models import DREAM, LLADA, write_checkpoint
 
@@ -261,13 +268,23 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_end_with_a_parent_that_is_killed(folder, tmp_path):
-    """One that waits for a call, and one that waits for the other ranks to meet."""
-    script = tmp_path / "parent.py"
+@pytest.fixture
+def short_folder():
+    """Names of sockets are short."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_workers_end_with_a_parent_that_is_killed(folder, short_folder, monkeypatch):
+    """One that waits for a call, and one that waits for the other ranks to meet.
+
+    What files the parent left, the next one removes.
+    """
+    script = short_folder / "parent.py"
     script.write_text(PARENT)
     words = [sys.executable, str(script), str(folder("llada"))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "TMPDIR": str(short_folder)}
     with subprocess.Popen(words, env=env, **pipes) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 2
@@ -275,6 +292,11 @@ def test_workers_end_with_a_parent_that_is_killed(folder, tmp_path):
         parent.kill()
         parent.stdout.read()  # ends when the workers have closed it, too
     assert not any(alive(pid) for pid in pids)
+    assert len(list(short_folder.glob("stepserve-tp-*"))) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(short_folder))
+        remove_folders_left()
+    assert list(short_folder.iterdir()) == [script]
 
 
 def test_a_checkpoint_that_does_not_load_is_an_error_that_leaves_nothing(tmp_path):

@@ -35,7 +35,7 @@ from stepserve.live import families
 from stepserve.live.transport_ray import InstanceActor, RayCluster, fair_share
 from support.causal_models import write_checkpoint
 from support.live_cluster import assert_at_rest, collect, running_cluster
-from support.on_ray import all_up, ray_cluster
+from support.on_ray import all_up, ray_cluster, ray_of
 from support.split_requests import CutAt, answer, at_rest
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:FutureWarning")
@@ -46,17 +46,8 @@ OUTPUT = 24
 def ray_of_two_cpus():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPSERVE_TEST", str(os.getpid()))  # for ``forked``
-        # A process keeps the token of its first cluster, which another one then refuses.
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
-            _system_config={"worker_niceness": 0},
-        )
-    yield
-    ray.shutdown()
+        with ray_of(cpus=2):
+            yield
 
 
 async def serve_all(cluster, count, on_tokens=None):

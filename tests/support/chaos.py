@@ -1,15 +1,22 @@
-"""A live cluster under load, in which something is killed, drained, changed or cancelled.
+"""A live cluster under load, in which something is killed, drained, replaced or cancelled.
 
 Every request is accounted for: it ends with the tokens of an undisturbed run, or was cancelled
-here, or ends with an error that says why. ``Chaos.run`` returns the counts.
+here, or ends with an error that says why. ``Chaos.run`` returns the counts. At the end of
+``chaos_cluster`` nothing is left: pages, processes, shared memory, files.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import random
+import signal
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+import pytest
 import torch
 
 from stepserve.core.config import ControlConfig, ServeConfig, TokenConfig
@@ -18,27 +25,115 @@ from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.protocols import RequestRejected
 from stepserve.core.request import Family, FinishReason, Request
-from support.live_cluster import collect, make_live_request
+from stepserve.engine.loader import load_model
+from stepserve.engine.workers import remove_folders_left
+from stepserve.live import families
+from support.causal_models import write_checkpoint
+from support.live_cluster import (
+    assert_at_rest,
+    collect,
+    make_live_request,
+    running_cluster,
+    tiny_checkpoint,
+)
+from support.on_ray import all_up, lost_rings, ray_cluster, ray_of
+from support.step_profiles import write_step_profiles
 
 KINDS = 12
 """Different requests: the same are asked again and again."""
 
-DISTURBANCES = ("kill", "kill", "cancel", "layout", "drain")
+DISTURBANCES = ("kill", "kill", "signal", "cancel", "layout", "drain", "restart")
+
+MOST_AT_ONCE = 120
+"""Requests under way: fewer than the limit of the queue."""
+
+REST_S = 60.0
+"""How long whatever was killed may take to be gone."""
 
 
-def chaos_config(family, folder, instances=3):
-    """Of diffusion models the layout changes, of causal ones most requests are cut."""
-    diffusion = family is Family.DIFFUSION
+def chaos_options(family, folder, layout):
+    """Of a ``ServeConfig``. Of causal models most requests are cut."""
     tokens = TokenConfig(gain=0.0, least_segment_tokens=16, chunk_tokens=64)
-    return ServeConfig(
-        instances=instances,
-        threads_per_instance=1,
-        kv_pages=200,
-        max_residents=12,
-        operator_api=diffusion,
-        profile=str(folder / "steps.json") if diffusion else "",
-        control=ControlConfig(tp_degrees=(1, 2), tokens=tokens),
-    )
+    return {
+        "model": str(folder),
+        "layout": layout,
+        "threads_per_instance": 1,
+        "kv_pages": 200,
+        "max_residents": 12,
+        "operator_api": True,
+        "profile": str(folder / "steps.json") if family is Family.DIFFUSION else "",
+        "control": ControlConfig(tp_degrees=(1, 2), tokens=tokens),
+    }
+
+
+@contextlib.asynccontextmanager
+async def chaos_cluster(family, layout="1,1,1", cluster="local", seed=0):
+    """``Chaos`` on a cluster of a tiny random model: three shares, in this process or on Ray."""
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        patch.setenv(MARK, str(os.getpid()))
+        patch.setenv("TMPDIR", str(folder))  # of processes that are started from here
+        if family is Family.DIFFUSION:
+            loaded = load_model(tiny_checkpoint(folder))
+            write_step_profiles(folder, (1, 2))
+        else:
+            loaded = load_model(write_checkpoint(folder))
+            profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
+            profile.save(folder / families.BATCH_PROFILE)
+        options = chaos_options(family, folder, layout)
+        if cluster == "local":
+            run = running_cluster(ServeConfig(**options), loaded=loaded)
+        else:
+            stack.enter_context(ray_of(cpus=3))
+            run = ray_cluster(**options)
+        files = {path.name for path in folder.iterdir()}
+        async with run as running:
+            await all_up(running)
+            chaos = Chaos(running, family, seed)
+            await chaos.learn()
+            yield chaos
+            while running.loop.scheduler.reconfiguration.under_way:
+                await asyncio.sleep(0.01)
+            assert_at_rest(running)
+        async with asyncio.timeout(REST_S):
+            while instance_processes() or lost_rings():
+                await asyncio.sleep(0.01)
+        patch.setattr(tempfile, "tempdir", str(folder))
+        remove_folders_left()  # as whoever forms a group next does
+        left = {path.name for path in folder.iterdir()} - files - {"ray"}
+        assert not left, left
+
+
+MARK = "STEPSERVE_CHAOS"
+
+
+def instance_processes():
+    """Processes beside this one that instances live in: actors of Ray, groups and their parents.
+
+    Not the one that groups of this process are forked from.
+    """
+    parents, actors, groups = {}, set(), set()
+    mark = f"{MARK}={os.getpid()}".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            pid, command = int(path.name), (path / "cmdline").read_bytes()
+            parents[pid] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if command.startswith(b"ray::_Actor"):
+                actors.add(pid)
+            elif b"forkserver" in command and mark in (path / "environ").read_bytes():
+                groups.add(pid)
+    return {pid for pid in actors if _descends(pid, parents)} | {
+        pid for pid in groups if parents[pid] != os.getpid()
+    }
+
+
+def _descends(pid, parents):
+    while pid in parents:
+        if pid == os.getpid():
+            return True
+        pid = parents[pid]
+    return False
 
 
 def chaos_request(frontend, family, kind, number):
@@ -119,10 +214,15 @@ class Chaos:
         running = sorted(cluster.loop.records)
         if what == "kill" and instances:
             cluster.transport.kill(self.random.choice(instances))
+        elif what == "signal" and (processes := sorted(instance_processes())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.random.choice(processes), signal.SIGKILL)
         elif what == "cancel" and running:
             victim = self.random.choice(running)
             self._cancelled.add(victim)
             cluster.frontend.cancel(victim, FinishReason.CANCELLED)
+        elif what == "restart":  # of the global scheduler
+            cluster.operator.restart_scheduler()
         elif what in ("layout", "drain"):
             try:
                 self._change(what, instances)
@@ -136,18 +236,27 @@ class Chaos:
         operator = self.cluster.operator
         if what == "drain" and len(instances) > 1:
             operator.drain(self.random.choice(instances))
-        elif self.family is Family.DIFFUSION:
-            operator.change(self.random.choice(([1, 1, 1], [2, 1], [1, 1])))
         else:
-            operator.change([1] * 3)
+            operator.change(self.random.choice(([1, 1, 1], [2, 1], [1, 1])))
 
-    async def run(self, requests: int, moment: Callable[[], Awaitable[object]], gap, each: int):
-        """Ask ``requests``, ``gap()`` apart; after every ``each`` of them, ``moment()`` passes and
-        something is done."""
-        for number in range(1, requests + 1):
+    async def run(
+        self,
+        more: Callable[[int], bool],
+        moment: Callable[[], Awaitable[object]],
+        gap: Callable[[], Awaitable[object]],
+        each: int,
+    ):
+        """Ask while there shall be ``more(asked)``, ``gap()`` apart.
+
+        After every ``each`` of them ``moment()`` passes and something is done. A machine that
+        is too slow for that is asked less often.
+        """
+        while more(self._number):
             self.ask()
             await gap()
-            if number % each == 0:
+            while len(self._jobs) >= MOST_AT_ONCE:
+                await asyncio.wait(self._jobs, return_when=asyncio.FIRST_COMPLETED)
+            if self._number % each == 0:
                 await moment()
                 self.disturb()
         while self._jobs:

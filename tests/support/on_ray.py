@@ -2,15 +2,36 @@
 
 import asyncio
 import contextlib
-import os
+from pathlib import Path
 
+import pytest
 import ray
 from ray.util import list_named_actors, placement_group_table
 
 from stepserve.core.config import ServeConfig
+from stepserve.engine.workers import lives
 from stepserve.live import families
 from stepserve.live.transport_ray import RayCluster
 from support.live_cluster import running_cluster
+
+
+@contextlib.contextmanager
+def ray_of(cpus):
+    """A Ray on this machine that this process is connected to."""
+    with pytest.MonkeyPatch.context() as patch:
+        # A process keeps the token of its first cluster, which another one then refuses.
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=100 << 20,
+            _system_config={"worker_niceness": 0},
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextlib.asynccontextmanager
@@ -26,9 +47,16 @@ async def ray_cluster(listeners=(), **options):
     assert not [name for name in list_named_actors() if name.startswith("stepserve")]
     groups = placement_group_table().values()
     assert all(group["state"] == "REMOVED" for group in groups)
-    while ray.available_resources().get("CPU") != 2.0:
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
         await asyncio.sleep(0.01)
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("stepserve")]
+    while lost_rings():
+        await asyncio.sleep(0.01)
+
+
+def lost_rings():
+    """Shared memory of keys and values whose process is gone."""
+    rings = [path.name for path in Path("/dev/shm").glob("stepserve-*")]
+    return [name for name in rings if not lives(name.split("-")[1])]
 
 
 async def all_up(cluster):

@@ -46,6 +46,7 @@ FEW = 3.0  # ... a cell has taken part in fewer batches than this
 SEEN = 0.5  # batches from which on a cell's own ratio counts, not the common one
 FIRST_DEVIATION = (UNSEEN - 1.0) / 2.0
 SLOW_RATE, FAST_RATE, COMMON_RATE = 0.1, 0.3, 0.02  # fast for the first FAST_STEPS
+LEAST_RATIO = 0.01  # one that repair holds above what is measured would fall for ever
 PAIR_RATE = 0.5  # pairs are a small part of most batches
 FAST_STEPS = 8.0
 OUTLIER = 5.0
@@ -226,7 +227,8 @@ class Surface:
             if count < SEEN:
                 self.ratio[cell] = self.common
             rate = FAST_RATE if count < FAST_STEPS else SLOW_RATE
-            self.ratio[cell] *= 1.0 + rate * scale * part
+            moved_to = self.ratio[cell] * (1.0 + rate * scale * part)
+            self.ratio[cell] = max(moved_to, LEAST_RATIO)
             if count >= FEW:
                 self.deviation[cell] += rate * weight * (abs(error) - self.deviation[cell])
             self.count[cell] = count + weight

@@ -12,15 +12,18 @@ with rank 0's process, and when it is closed.
 
 import contextlib
 import datetime
+import functools
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -48,6 +51,8 @@ c10d: Any = torch.distributed  # its type hints lack what groups beside the defa
 
 _processes = multiprocessing.get_context("forkserver")
 
+_FOLDERS = "stepserve-tp-"
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -72,8 +77,35 @@ class Setup:
 
 def prepare() -> None:
     """Begin to start the process that workers are forked from; does not wait for that."""
+    _folder(os.getpid())
     _processes.set_forkserver_preload([__name__])
     forkserver.ensure_running()
+
+
+@functools.cache
+def _folder(pid: int) -> str:
+    """Where files of this process's groups are, the socket of ``forkserver`` among them."""
+    remove_folders_left()
+    folder = tempfile.mkdtemp(prefix=f"{_FOLDERS}{pid}-")
+    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+    util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-100)
+    return folder
+
+
+def remove_folders_left() -> None:
+    """Remove those of processes of this machine that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}[0-9]*-*"):
+        pid = folder.name.removeprefix(_FOLDERS).partition("-")[0]
+        if not lives(pid):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def lives(pid: str) -> bool:
+    """Whether a process has not ended, waited for or not."""
+    try:
+        return bool(Path("/proc", pid, "cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _join(setup: Setup, rank: int, meeting: str, lines: Sequence[Line]) -> ProcessGroup:
@@ -165,7 +197,7 @@ class ParallelExecutor:
         self._processes: list[multiprocessing.process.BaseProcess] = []
         prepare()
         try:
-            with tempfile.TemporaryDirectory(prefix="stepserve-") as folder:
+            with tempfile.TemporaryDirectory(dir=_folder(os.getpid())) as folder:
                 self._start(f"{folder}/meeting")
         except BaseException:
             self.close()

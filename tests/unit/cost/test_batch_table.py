@@ -177,3 +177,17 @@ def test_each_degree_has_a_grid_of_its_own():
     assert table.mean_s(mix, pair) == pytest.approx(0.2, rel=0.05)
     with pytest.raises(KeyError):
         ask(table, mix, dataclasses.replace(SPEC, tp_degree=4))
+
+
+def test_what_is_measured_below_its_repaired_value_for_ever_is_learned_when_that_falls():
+    """More prefill takes less time here: repair holds the second cell at the first one's."""
+    table = BatchTable({1: LINE})
+    less, more = mix_of(64, 0, 8), mix_of(128, 0, 8)
+    for _ in range(2000):
+        tell(table, less, 0.08)
+        tell(table, more, 0.04)
+    assert table.mean_s(more, SPEC) == pytest.approx(0.08)
+    for _ in range(300):
+        tell(table, less, 0.03)
+        tell(table, more, 0.04)
+    assert table.mean_s(more, SPEC) == pytest.approx(0.04, rel=0.05)
