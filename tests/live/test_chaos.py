@@ -12,10 +12,9 @@ from support.chaos import chaos_cluster
 @pytest.mark.parametrize("family", list(Family))
 async def test_no_request_is_lost_wrong_or_left_behind(family, layout):
     async with chaos_cluster(family, layout) as chaos:
-        instances = chaos.cluster.loop.scheduler.ledger.instances
 
         async def somebody_runs():
-            while not any(instance.placed for instance in instances.values()):
+            while not chaos.cluster.frontend.running():
                 await asyncio.sleep(0)
 
         counts = await chaos.run(
@@ -28,4 +27,5 @@ async def test_no_request_is_lost_wrong_or_left_behind(family, layout):
         assert sum(counts[end] for end in ends) == 120
         assert counts["whole"] > 90
         assert counts["failed"] <= 2, "only what was lost again and again"
-        assert counts["kill"] > 3
+        assert counts["kill"] > 1
+        assert counts["restart"] > 0
