@@ -130,6 +130,28 @@ async def test_what_cannot_be_is_refused_by_name(tmp_path, loaded):
             await until(cluster, 2)
 
 
+async def test_nothing_is_changed_while_it_is_not_known_what_is_there(tmp_path, loaded):
+    async with running_cluster(make_config(tmp_path), loaded=loaded) as cluster:
+        await until(cluster, 1, 1, 1)
+        operator = cluster.operator
+        cluster.transport.kill(cluster.specs[2].id)
+        while len(operator.state()["instances"]) == 3:
+            await asyncio.sleep(0)
+        for change in (lambda: operator.change([1, 1]), lambda: operator.drain("node0-gpu0")):
+            with pytest.raises(StepserveError, match="an instance is starting"):
+                change()
+        await until(cluster, 1, 1, 1)
+        operator.restart_scheduler()
+        with pytest.raises(StepserveError, match="asks the instances what they hold"):
+            operator.drain("node0-gpu0")
+        await until(cluster, 1, 1, 1)
+        operator.drain("node0-gpu2")
+        await until(cluster, 1, 1)
+        operator.restart_scheduler()
+        await until(cluster, 1, 1)
+        assert not cluster.loop.scheduler.reconfiguration.forming, "what was drained stays away"
+
+
 def test_instances_that_stay_are_kept_where_they_are():
     present = (Slot(0, (0,)), Slot(0, (1,)), Slot(0, (2, 3)))
     assert slots_for([2, 2], {0: 4}, present) == (Slot(0, (0, 1)), Slot(0, (2, 3)))

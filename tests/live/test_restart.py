@@ -178,7 +178,6 @@ async def test_hand_overs_go_on(moment, causal, profile, monkeypatch):
     )
     async with running_cluster(config, loaded=causal) as cluster:
         whole = (await answer(cluster, "whole", output=40)).tokens
-        jobs = {}
 
         def restart(request):
             told[request.id] = told.get(request.id, 0) + 1

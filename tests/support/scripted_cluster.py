@@ -8,7 +8,15 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec, ResidentReport
 from stepserve.core.plan import Slot
-from stepserve.core.request import SLO, DiffusionOptions, Family, Progress, Request, ThresholdBounds
+from stepserve.core.request import (
+    SLO,
+    DiffusionOptions,
+    Family,
+    OnMiss,
+    Progress,
+    Request,
+    ThresholdBounds,
+)
 from stepserve.cost.step_table import StepProfile, StepTable
 
 SIZES = (64, 128, 256, 512, 1024, 4096)
@@ -21,9 +29,11 @@ def slot_spec(*gpus, node=0):
     return InstanceSpec(name, len(gpus), 1000 * len(gpus), 16, 8, Slot(node, tuple(gpus)))
 
 
-def request(name, *, prompt=20, output=48, arrival_s=0.0, e2e_s=10.0, floor=0.5):
+def request(
+    name, *, prompt=20, output=48, arrival_s=0.0, e2e_s=10.0, floor=0.5, on_miss=OnMiss.DEGRADE
+):
     options = DiffusionOptions(ThresholdBounds(0.9, floor), block_tokens=16)
-    slo = SLO(e2e_s=e2e_s)
+    slo = SLO(e2e_s=e2e_s, on_miss=on_miss)
     return Request(RequestId(name), Family.DIFFUSION, "m", prompt, output, arrival_s, slo, options)
 
 

@@ -9,6 +9,7 @@ import itertools
 
 from stepserve.core.actions import Finish, GlobalAction, Predict, Rebuild, Reject, Send
 from stepserve.core.config import ControlConfig
+from stepserve.core.errors import EventError
 from stepserve.core.events import (
     GlobalEvent,
     HandoverStalled,
@@ -131,8 +132,7 @@ class GlobalScheduler:
 
     def _take_over(self, event: SchedulerStarted) -> list[GlobalAction]:
         self._recovery = Recovery(event)
-        for spec in event.starting:
-            self.reconfiguration.rebuild(spec)
+        self.reconfiguration.go_on(event.layout, event.starting)
         asked = StateAsked(event.number)
         return [Send(spec.id, asked, "a new scheduler") for spec in event.instances]
 
@@ -149,7 +149,10 @@ class GlobalScheduler:
         for spec in self.reconfiguration.missing(recovery.layout, self.ledger):
             actions.append(self._rebuild(spec, 0.0, "nothing is on its GPUs"))
         for event in recovery.waiting:
-            actions += self.handle(now_s, event)
+            try:
+                actions += self.handle(now_s, event)
+            except Exception as error:
+                raise EventError(event) from error
         return actions
 
     def _arrive(self, request: Request) -> list[GlobalAction]:

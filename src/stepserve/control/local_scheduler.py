@@ -305,14 +305,14 @@ class LocalScheduler:
     def _held(self) -> tuple[HeldSegment, ...]:
         """Residents, those that have come to their stop, and what waits to be handed over."""
         paused = [o.resident for o in self.outbound.values() if o.resident is not None]
-        waiting = [replace(i.placed, progress=i.progress) for i in self.inbound.values()]
         begun = {r.request.id: r for r in (*self.residents.values(), *paused)}.values()
         return tuple(
             HeldSegment(r.request, r.segment, r.progress, r.forecast, r.cap, True, bool(r.release))
             for r in begun
         ) + tuple(
-            HeldSegment(w.request, w.segment, w.progress, w.forecast, w.cap, False, False)
-            for w in waiting
+            HeldSegment(p.request, p.segment, i.progress, p.forecast, p.cap, False, False)
+            for i in self.inbound.values()
+            for p in (i.placed,)
         )
 
     def _after_step(self, resident: Resident, error: str | None) -> list[LocalAction]:

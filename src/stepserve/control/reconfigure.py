@@ -8,7 +8,7 @@ each new instance is formed as soon as the GPUs it needs are free.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepserve.core.actions import GlobalAction, Rebuild, SolvePlan, Stop
@@ -101,7 +101,7 @@ class Reconfiguration:
         """Ask for a plan if it is time, nothing is being changed, and there was demand."""
         if not self.on or now_s < self._next_s or self._asked is not None:
             return []
-        if self.under_way or self._rebuilding:
+        if self.under_way or self.forming:
             return []
         begun = self._next_s > -math.inf
         window, self._window = self._window, _Window(now_s)
@@ -126,7 +126,7 @@ class Reconfiguration:
         planned_for, self._asked = self._asked or present, None
         target = set(plan.slots)
         known = present == planned_for and all(slot.node in self._gpus for slot in target)
-        if not known or self.under_way or self._rebuilding or set(present) == target:
+        if not known or self.under_way or self.forming or set(present) == target:
             return []
         specs = [self._spec(slot) for slot in plan.slots]
         if not all(ledger.fits_one_of(t.request, specs) for t in ledger.requests.values()):
@@ -182,11 +182,31 @@ class Reconfiguration:
         self._to_start |= {old for old in self._stage_stops if old.overlaps(slot)}
         return True
 
+    def go_on(self, layout: Sequence[InstanceSpec], starting: Sequence[InstanceSpec]) -> None:
+        """Wait for what a scheduler before this one asked for; ``layout`` is what stood before.
+
+        What is not of that belongs to a change: if it cannot be formed, that is given up.
+        """
+        self._template = next((spec for spec in layout if spec.slot), None)
+        old = {spec.slot for spec in layout}
+        self._stage_stops = tuple(slot for slot in old if slot is not None)
+        for spec in starting:
+            if spec.slot is None or spec.slot in old:
+                self.rebuild(spec)
+            else:
+                self._to_start.add(spec.slot)
+                self._starting.add(spec.slot)
+
+    @property
+    def forming(self) -> bool:
+        """Whether instances are asked for that no change of the layout began."""
+        return bool(self._rebuilding)
+
     def missing(self, layout: Iterable[InstanceSpec], ledger: Ledger) -> list[InstanceSpec]:
         """Instances of a layout on whose GPUs there is nothing."""
         there = self._there(ledger)
         names = {spec.id for spec in there}
-        slots = [spec.slot for spec in there if spec.slot is not None]
+        slots = [*self._starting, *(spec.slot for spec in there if spec.slot is not None)]
         return [
             spec
             for spec in layout

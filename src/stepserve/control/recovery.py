@@ -6,8 +6,8 @@ but for ends; all else waits. Then the books are what was found, requests that n
 queued anew from what reached the frontend, and the events that waited are handled in their order.
 
 Neither paper has this. Not taken over are the queue's order of late requests, successors of
-migrations, and a change of the layout that was under way: on GPUs that it left empty, the
-instances of the start come back.
+migrations, and a change of the layout that was under way: instances that start are waited for,
+on GPUs that it left empty those of the last layout come back.
 """
 
 import itertools
@@ -22,13 +22,13 @@ from stepserve.core.events import (
     InstanceReported,
     InstanceStopped,
     InstanceUp,
-    PlanSolved,
+    OpenRequest,
     SchedulerStarted,
     SegmentEnded,
     SegmentReleased,
 )
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import HeldSegment
+from stepserve.core.instance import HeldSegment, InstanceSpec
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import Progress
 from stepserve.core.segment import ReleasePoint, SegmentEnd
@@ -37,6 +37,44 @@ from . import splits
 from .ledger import Ledger, Tracked
 
 WHY = "found by a new scheduler"
+
+
+class Roster:
+    """What a driver remembers for the scheduler after this one: where instances are.
+
+    ``layout`` is the last that stood: a change that was broken off falls back to it.
+    """
+
+    def __init__(self, layout: Sequence[InstanceSpec] = ()) -> None:
+        self.layout = tuple(layout)
+        self._up: dict[InstanceId, InstanceSpec] = {}
+        self._starting: dict[InstanceId, InstanceSpec] = {}
+
+    def hear(self, event: GlobalEvent) -> bool:
+        """Take an event into account before a scheduler does; whether it changed anything."""
+        match event:
+            case InstanceUp(spec):
+                self._starting.pop(spec.id, None)
+                self._up[spec.id] = spec
+            case InstanceStopped(spec) | InstanceLost(spec):
+                self._starting.pop(spec.id, None)
+                self._up.pop(spec.id, None)
+            case _:
+                return False
+        return True
+
+    def start(self, spec: InstanceSpec) -> None:
+        """An instance is asked for."""
+        self._starting[spec.id] = spec
+
+    def stand(self) -> None:
+        """No change is under way."""
+        self.layout = (*self._up.values(), *self._starting.values())
+
+    def started(self, number: int, requests: Iterable[OpenRequest]) -> SchedulerStarted:
+        """The first event of the scheduler of that number."""
+        instances, starting = tuple(self._up.values()), tuple(self._starting.values())
+        return SchedulerStarted(number, self.layout, tuple(requests), instances, starting)
 
 
 class Recovery:
@@ -73,7 +111,7 @@ class Recovery:
                 return True
             case InstanceReported(instance) if instance in self.awaiting:
                 return True
-            case InstanceFound() | PlanSolved():
+            case InstanceFound():
                 return True  # asked for by somebody else
             case _:
                 self.waiting.append(event)
@@ -98,7 +136,8 @@ class Recovery:
         taken: list[tuple[Tracked, list[HeldSegment]]] = []
         for request, _, epoch in self._requests:
             progress = self._reached[request.id] or program.start(request)
-            tracked = Tracked(request, program.resume(request, progress), epoch=epoch)
+            # Accepted is accepted: of epoch 0 are those that may still be refused or dropped.
+            tracked = Tracked(request, program.resume(request, progress), epoch=max(1, epoch))
             ledger.requests[request.id] = tracked
             if request.id not in self.ended:
                 taken.append((tracked, held.pop(request.id, [])))

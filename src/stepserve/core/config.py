@@ -244,7 +244,8 @@ class ServeConfig:
         _check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
         _check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")
         _check(self.hang_s > 0.0, "hang_s", "must be positive")
-        known = self.cluster in ("local", "ray") or self.cluster[:6] == "ray://" < self.cluster
+        kind, _, address = self.cluster.partition("://")
+        known = self.cluster in ("local", "ray") or (kind == "ray" and address != "")
         _check(known, "cluster", "must be local, ray, ray://auto or ray://HOST:PORT")
         predictors = ("auto", "mean", "boosted")
         _check(self.predictor in predictors, "predictor", f"not in {', '.join(predictors)}")

@@ -1,5 +1,7 @@
 """Errors that a caller can act on. Each names the field or the resource at fault."""
 
+from typing import Any
+
 
 class StepserveError(Exception):
     """Base of every error that stepserve raises on purpose."""
@@ -12,6 +14,14 @@ class FieldError(StepserveError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+
+
+class EventError(StepserveError):
+    """A scheduler failed on an ``event`` that had waited until another was handled."""
+
+    def __init__(self, event: Any) -> None:
+        super().__init__(f"failed on {event}")
+        self.event = event
 
 
 class CapacityError(StepserveError):

@@ -31,9 +31,10 @@ class SchedulerStarted:
     """The first event of a global scheduler, which may follow others on the same cluster.
 
     ``number``: how many came before; who answers a question says whose it was.
-    ``layout`` is what a cluster begins with: instances are started where nothing else is. Of
-    those that are there, ``instances`` are up and will be asked what they hold; ``starting`` ones
-    will announce themselves.
+    ``layout`` is the last that stood, or what a cluster begins with: instances are started where
+    nothing else is. Of those that are there, ``instances`` are up and will be asked what they
+    hold; ``starting`` ones will announce themselves. A driver that starts instances itself may
+    leave the first of these events out.
     """
 
     number: int

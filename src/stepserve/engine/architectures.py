@@ -77,7 +77,11 @@ def _ends(raw: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _llada_config(raw: Mapping[str, Any]) -> ModelConfig:
+    rope = raw.get("rope_parameters") or {}
     first, *more = _ends(raw)
+    if _scaling(raw, raw["max_sequence_length"]) is not None:
+        key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+        refuse_value(key, raw[key], "plain rotary embeddings")
     return ModelConfig(
         vocab_size=raw.get("embedding_size") or raw["vocab_size"],
         hidden_size=raw["d_model"],
@@ -89,7 +93,7 @@ def _llada_config(raw: Mapping[str, Any]) -> ModelConfig:
         mask_token_id=raw["mask_token_id"],
         eos_token_id=first,
         more_eos_token_ids=tuple(more),
-        rope_theta=raw.get("rope_theta", 10_000.0),
+        rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10_000.0),
         norm_eps=raw.get("rms_norm_eps", 1e-5),
         tie_embeddings=raw.get("weight_tying", False),
         scale_embeddings=raw.get("input_emb_norm", False),
@@ -102,7 +106,7 @@ def _config(raw: Mapping[str, Any], *, mlp: str = "intermediate_size", **more: A
     if set(raw.get("layer_types") or ()) - {"full_attention"}:
         refuse_value("layer_types", raw["layer_types"], "full_attention")
     heads, positions = raw["num_attention_heads"], raw["max_position_embeddings"]
-    rope, scaling = raw.get("rope_parameters") or {}, _scaling(raw)
+    rope, scaling = raw.get("rope_parameters") or {}, _scaling(raw, positions)
     if isinstance(scaling, YarnScaling):
         positions = max(positions, int(scaling.factor * scaling.original_positions))
     head_dim = more.pop("head_dim", None) or raw.get("head_dim") or raw["hidden_size"] // heads
@@ -129,14 +133,14 @@ def _config(raw: Mapping[str, Any], *, mlp: str = "intermediate_size", **more: A
     )
 
 
-def _scaling(raw: Mapping[str, Any]) -> Scaling | None:
+def _scaling(raw: Mapping[str, Any], positions: int) -> Scaling | None:
     """Transformers 5 writes ``rope_parameters``, older ones ``rope_scaling``."""
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(key) or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
-    original = rope.get("original_max_position_embeddings", raw["max_position_embeddings"])
+    original = rope.get("original_max_position_embeddings", positions)
     if kind == "llama3":
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         return Llama3Scaling(rope["factor"], low, high, original)
@@ -316,8 +320,6 @@ _LLADA = Architecture(
         "layer_norm_type": "rms",
         "activation_type": "silu",
         "rope": True,
-        "rope_scaling": None,
-        "rope_parameters": None,
         "alibi": False,
         "include_bias": False,
         "scale_logits": False,
@@ -330,7 +332,7 @@ _LLADA_MOE = _llama(
         "clip_qkv": None,
         "moe_router_enable_expert_bias": False,
         "moe_router_score_function": "softmax",
-        # the public code has these three and does nothing with them
+        # The public code reads none of these three: whoever sets them expects what nobody computes.
         "norm_topk_prob": False,
         "router_num_group": 1,
         "router_topk_group": 1,

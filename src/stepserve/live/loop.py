@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from stepserve.control.global_scheduler import GlobalScheduler
+from stepserve.control.recovery import Roster
 from stepserve.core.actions import (
     Finish,
     GlobalAction,
@@ -25,19 +26,18 @@ from stepserve.core.actions import (
     SolvePlan,
     Stop,
 )
-from stepserve.core.errors import StepserveError
+from stepserve.core.errors import EventError, StepserveError
 from stepserve.core.events import (
     GlobalEvent,
     HandedOff,
+    HandoverStalled,
     InstanceLost,
-    InstanceStopped,
     InstanceUp,
     OpenRequest,
     PlanSolved,
     Predicted,
     RequestArrived,
     RequestCancelled,
-    SchedulerStarted,
     SegmentEnded,
     SegmentPlaced,
     TimedOut,
@@ -82,9 +82,7 @@ class ControlLoop:
         self.restarts = 0  # schedulers before this one
         self._changes_before = 0  # of the layout, by those
         self._failed_s: deque[float] = deque(maxlen=FAILURES)
-        self._layout: tuple[InstanceSpec, ...] = ()
-        self._up: dict[InstanceId, InstanceSpec] = {}
-        self._starting: dict[InstanceId, InstanceSpec] = {}
+        self._roster = Roster()
         self.records: dict[RequestId, LiveRecord] = {}
         self.now_s = now_s
         self._predictor = predictor
@@ -107,8 +105,8 @@ class ControlLoop:
 
     def start(self, specs: Sequence[InstanceSpec]) -> None:
         """Start the instances that the cluster begins with."""
-        self._layout = tuple(specs)
-        self.post(SchedulerStarted(0, self._layout))
+        self._roster = Roster(specs)
+        self.post(self._roster.started(0, ()))
 
     @property
     def layout_changes(self) -> int:
@@ -141,7 +139,11 @@ class ControlLoop:
             raise StepserveError(f"request id {request.id} is in use")
         record = LiveRecord(request, payload)
         self.records[request.id] = record
-        self.post(RequestArrived(request))
+        try:
+            self.post(RequestArrived(request))
+        except Exception:
+            self.records.pop(request.id, None)  # nobody will read it
+            raise
         return record
 
     def cancel(self, request_id: RequestId, reason: FinishReason) -> None:
@@ -170,7 +172,9 @@ class ControlLoop:
                 event = self._events.popleft()
                 try:
                     self._handle(event)
-                except Exception:
+                except Exception as error:
+                    if isinstance(error, EventError):
+                        event = error.event
                     if not self._may_go_on():
                         self.broken = True  # whoever posted hears of it; so does /health
                         raise
@@ -192,7 +196,7 @@ class ControlLoop:
                 request_id = request.id
             case SegmentEnded(segment):
                 request_id = segment.request_id
-            case Predicted(request_id) | RequestCancelled(request_id):
+            case Predicted(request_id) | RequestCancelled(request_id) | HandoverStalled(request_id):
                 pass
             case _:
                 return
@@ -207,13 +211,10 @@ class ControlLoop:
         self._changes_before = self.layout_changes
         self.scheduler = self._make_scheduler()
         self.restarts += 1
-        known = tuple(
+        known = (
             OpenRequest(r.request, r.progress(), r.latest_epoch) for r in self.records.values()
         )
-        instances, starting = tuple(self._up.values()), tuple(self._starting.values())
-        self._events.appendleft(
-            SchedulerStarted(self.restarts, self._layout, known, instances, starting)
-        )
+        self._events.appendleft(self._roster.started(self.restarts, known))
         self._events.extend(
             RequestCancelled(name, record.cancelled)
             for name, record in self.records.items()
@@ -282,21 +283,22 @@ class ControlLoop:
             record.released = event.end is SegmentEnd.RELEASED
 
     def _handle(self, event: GlobalEvent) -> None:
-        match event:
-            case InstanceUp(spec):
-                self._starting.pop(spec.id, None)
-                self._up[spec.id] = spec
-            case InstanceStopped(spec) | InstanceLost(spec):
-                self._up.pop(spec.id, None)
+        moved = self._roster.hear(event)
         now_s, started_s = self.now_s(), time.perf_counter()
-        actions = self.scheduler.handle(now_s, event)
-        seconds = time.perf_counter() - started_s
-        handled = Handled(None, self.restarts, now_s, event, tuple(actions), seconds)
-        for listen in self._listeners:
-            listen(handled)
+        actions: list[GlobalAction] = []
+        try:
+            actions = self.scheduler.handle(now_s, event)
+        finally:  # also what it failed on is noted
+            seconds = time.perf_counter() - started_s
+            handled = Handled(None, self.restarts, now_s, event, tuple(actions), seconds)
+            for listen in self._listeners:
+                listen(handled)
         for action in actions:
             logger.debug("%s", action)
             self._carry_out(action)
+        scheduler = self.scheduler
+        if moved and not (scheduler.recovering or scheduler.reconfiguration.under_way):
+            self._roster.stand()
 
     def _carry_out(self, action: GlobalAction) -> None:
         match action:
@@ -310,14 +312,15 @@ class ControlLoop:
             case Rebuild():
                 assert self._transport is not None, "lost instances come from the transport"
                 assert self._loop is not None, "attached together"
-                self._starting[action.spec.id] = action.spec
+                self._roster.start(action.spec)
                 self._loop.call_later(action.after_s, self._transport.start, action.spec)
             case Stop():
                 assert self._transport is not None, "instances announce themselves first"
                 self._transport.stop(action.spec)
             case SolvePlan():
                 logger.info("planning: %s", action.why)
-                solve = threading.Thread(target=self._solve, args=(action.problem,), daemon=True)
+                work = action.problem, self.scheduler
+                solve = threading.Thread(target=self._solve, args=work, daemon=True)
                 solve.start()
             case Reject():
                 record = self.records.pop(action.request_id)
@@ -328,7 +331,7 @@ class ControlLoop:
                 ended = RequestEnded(action.reason, report, action.error)
                 record.updates.put_nowait(ended)
 
-    def _solve(self, problem: PlanProblem) -> None:
+    def _solve(self, problem: PlanProblem, asker: GlobalScheduler) -> None:
         """Ask the planner, on a thread of its own. Without an answer, all stays as it is."""
         plan = ClusterPlan(problem.present, problem.thresholds[-1], -math.inf, "kept: no answer")
         try:
@@ -337,9 +340,12 @@ class ControlLoop:
         except Exception:
             logger.exception("no plan for %s", problem)
         logger.info("planned: %s, %s", [slot.tp_degree for slot in plan.slots], plan.why)
-        self._soon(self._take_plan, plan)
+        self._soon(self._take_plan, (plan, asker))
 
-    def _take_plan(self, plan: ClusterPlan) -> None:
+    def _take_plan(self, solved: tuple[ClusterPlan, GlobalScheduler]) -> None:
+        plan, asker = solved
+        if asker is not self.scheduler:
+            return  # a new one asks anew
         try:
             self.post(PlanSolved(plan))
         except Exception:

@@ -53,6 +53,7 @@ class LiveOperator:
         Raises FieldError (``layout``) for one that the GPUs cannot form, StepserveError where
         no change can begin now.
         """
+        self._check_free()
         unknown = sorted(set(layout) - set(self._degrees))
         if unknown:
             known = ", ".join(map(str, self._degrees))
@@ -64,6 +65,7 @@ class LiveOperator:
 
         Raises KeyError for one that there is not, StepserveError where it cannot be stopped now.
         """
+        self._check_free()
         present = self._present()
         gone = {slot for slot in present if slot_id(slot) == name}
         if not gone:
@@ -78,6 +80,14 @@ class LiveOperator:
         instances = self._loop.scheduler.ledger.instances.values()
         return tuple(i.spec.slot for i in instances if i.spec.slot is not None)
 
+    def _check_free(self) -> None:
+        """Raises StepserveError while it isn't known, or not settled, what is on the GPUs."""
+        scheduler = self._loop.scheduler
+        if scheduler.recovering:
+            raise StepserveError("a new scheduler asks the instances what they hold")
+        if scheduler.reconfiguration.forming:
+            raise StepserveError("an instance is starting")
+
     def _begin(self, slots: tuple[Slot, ...], field: str) -> None:
         if not slots:
             raise FieldError(field, "nothing would be left to serve")
@@ -89,8 +99,7 @@ class LiveOperator:
         before = change.changes
         self._loop.post(PlanSolved(ClusterPlan(slots, 0.0, 0.0, "asked for by the operator")))
         if change.changes == before:
-            what = "an instance is starting, or an accepted request would find no room"
-            raise StepserveError(f"not now: {what}")
+            raise StepserveError("an accepted request would find no room")
 
 
 def _instance(instance: TrackedInstance) -> dict[str, Any]:

@@ -32,13 +32,20 @@ def replay(path: Path) -> Replayed:
     header, entries = read_events(path)
     schedulers: dict[Scheduler, GlobalScheduler | LocalScheduler] = {}
     found = Replayed()
+    failed: dict[Scheduler, str] = {}
     for entry in entries:
+        if entry.scheduler in failed:  # the recorded one went on
+            found.difference = failed[entry.scheduler]
+            break
         scheduler = schedulers.get(entry.scheduler)
         if scheduler is None:
             scheduler = schedulers[entry.scheduler] = _fresh(header, entry)
         try:
             actions = tuple(scheduler.handle(entry.at_s, entry.event))  # type: ignore[arg-type]
-        except Exception as error:  # the recorded one did not raise
+        except Exception as error:
+            if entry.instance is None and not entry.actions:  # so did the recorded one, it seems
+                failed[entry.scheduler] = f"{_whose(entry)}\nreplayed: {error!r}"
+                continue
             found.difference = f"{_whose(entry)}\nreplayed: {error!r}"
             break
         found.events += 1

@@ -20,6 +20,7 @@ from typing import Any
 
 from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
+from stepserve.control.recovery import Roster
 from stepserve.core.actions import (
     Finish,
     FreeState,
@@ -47,13 +48,12 @@ from stepserve.core.events import (
     Predicted,
     RequestArrived,
     RequestCancelled,
-    SchedulerStarted,
     SegmentEnded,
     SegmentPlaced,
 )
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.plan import Planner
+from stepserve.core.plan import ClusterPlan, Planner
 from stepserve.core.protocols import CostModel, StepPredictor
 from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.segment import SegmentEnd
@@ -123,9 +123,7 @@ class World:
         self._make_global = make_global
         self.scheduler = make_global()
         self._global = self._watched("global", self.scheduler.handle, None, 0)
-        self._layout: tuple[InstanceSpec, ...] = ()
-        self._up: dict[InstanceId, InstanceSpec] = {}  # as the global scheduler was told
-        self._starting: dict[InstanceId, InstanceSpec] = {}
+        self._roster = Roster()
         self._cancelled: dict[RequestId, FinishReason] = {}
         self._make_local = make_local
         self._rows = rows
@@ -148,9 +146,9 @@ class World:
     def start(self, specs: Sequence[InstanceSpec], requests: Sequence[Request]) -> None:
         """Bring the instances up and let the requests, in order of arrival, come."""
         self._slow = self.faults.slowdowns([spec.id for spec in specs])
-        self._layout = tuple(specs)
+        self._roster = Roster(specs)
         for spec in specs:
-            self._starting[spec.id] = spec
+            self._roster.start(spec)
             self._come_up(spec)
         self._arrivals = requests
         self._restart_later()
@@ -242,9 +240,7 @@ class World:
     def _announce(self, instance: Instance, _: None) -> None:
         """Nobody is told of an instance that is lost already."""
         if instance.alive:
-            spec = self._starting.pop(instance.spec.id)
-            self._up[spec.id] = spec
-            self._tell_global(InstanceUp(spec))
+            self._tell_whereabouts(InstanceUp(instance.spec))
 
     def _fail(self, instance: Instance, _: None) -> None:
         """An instance that lives long enough is lost, unless the run is over."""
@@ -271,10 +267,9 @@ class World:
 
     def _report_loss(self, spec: InstanceSpec, _: None = None) -> None:
         """Tell what reached the frontend, also of requests whose last news is under way."""
-        self._up.pop(spec.id, None)
         reached = [(r.request.id, r.reached()) for r in self.unanswered.values()]
         told = tuple((name, progress) for name, progress in reached if progress is not None)
-        self._tell_global(InstanceLost(spec, told))
+        self._tell_whereabouts(InstanceLost(spec, told))
 
     def _remove(self, instance: Instance) -> None:
         instance.alive = False
@@ -287,8 +282,14 @@ class World:
             return  # lost meanwhile
         assert not instance.local.residents, "only an instance that holds nothing is stopped"
         self._remove(instance)
-        del self._up[spec.id]
-        self._tell_global(InstanceStopped(spec))
+        self._tell_whereabouts(InstanceStopped(spec))
+
+    def _tell_whereabouts(self, event: InstanceUp | InstanceLost | InstanceStopped) -> None:
+        self._roster.hear(event)
+        self._tell_global(event)
+        scheduler = self.scheduler
+        if not (scheduler.recovering or scheduler.reconfiguration.under_way):
+            self._roster.stand()
 
     # -- the global scheduler
 
@@ -304,11 +305,8 @@ class World:
         self.restarts += 1
         self.scheduler = self._make_global()
         self._global = self._watched("global", self.scheduler.handle, None, self.restarts)
-        known = tuple(
-            OpenRequest(r.request, r.reached(), r.epoch) for r in self.unanswered.values()
-        )
-        instances, starting = tuple(self._up.values()), tuple(self._starting.values())
-        self._tell_global(SchedulerStarted(self.restarts, self._layout, known, instances, starting))
+        known = (OpenRequest(r.request, r.reached(), r.epoch) for r in self.unanswered.values())
+        self._tell_global(self._roster.started(self.restarts, known))
         for request_id, reason in self._cancelled.items():
             if request_id in self.unanswered:
                 self._tell_global(RequestCancelled(request_id, reason))
@@ -336,7 +334,7 @@ class World:
                 case Finish() | Reject():
                     self._answer(action)
                 case Rebuild(spec, after_s):
-                    self._starting[spec.id] = spec
+                    self._roster.start(spec)
                     when_s = self.now_s + after_s + self.delays.rebuild_s
                     self.at(when_s, ANSWER, self._come_up, spec)
                 case Stop(spec):
@@ -345,8 +343,13 @@ class World:
                     self.at(self.now_s + self.delays.stop_s, ANSWER, self._stopped, spec)
                 case SolvePlan(problem):
                     assert self._planner is not None, "only a configured planner is asked"
-                    solved = PlanSolved(self._planner.plan(problem))
-                    self.at(self.now_s + self.delays.plan_s, ANSWER, self._tell_global, solved)
+                    plan = self._planner.plan(problem)
+                    when_s = self.now_s + self.delays.plan_s
+                    self.at(when_s, ANSWER, self._plan_solved, plan, self.scheduler)
+
+    def _plan_solved(self, plan: ClusterPlan, asker: GlobalScheduler) -> None:
+        if asker is self.scheduler:  # a new one asks anew
+            self._tell_global(PlanSolved(plan))
 
     # -- instances
 

@@ -2,8 +2,14 @@
 
 import pytest
 
+from stepserve.control.global_scheduler import MAX_LOSSES
+from stepserve.control.ledger import Ledger
+from stepserve.control.programs.autoregressive import AutoregressiveProgram
+from stepserve.control.recovery import Recovery, Roster
 from stepserve.core.actions import Finish, Rebuild
+from stepserve.core.errors import EventError
 from stepserve.core.events import (
+    HandedOff,
     InstanceFound,
     InstanceLost,
     InstanceReported,
@@ -15,6 +21,7 @@ from stepserve.core.events import (
     RequestCancelled,
     SchedulerStarted,
     SegmentEnded,
+    SegmentExtended,
     SegmentPlaced,
     SegmentReleased,
     StateAsked,
@@ -23,7 +30,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import HeldSegment
 from stepserve.core.plan import ClusterPlan
-from stepserve.core.request import FinishReason, Progress
+from stepserve.core.request import Family, FinishReason, OnMiss, Progress, Request
 from stepserve.core.segment import Segment, SegmentEnd
 from support.scripted_cluster import ScriptedCluster, request, sent, slot_spec
 
@@ -39,6 +46,54 @@ def held(name, spec, *, epoch=3, progress=HALFWAY, leaving=False, cap=0.7):
 
 def opened(*names, progress=None, epoch=3):
     return tuple(OpenRequest(request(name), progress, epoch) for name in names)
+
+
+def causal(name="r", *, prompt=30):
+    return Request(RequestId(name), Family.AUTOREGRESSIVE, "m", prompt, 20, 0.0)
+
+
+def part(spec, start, stop, epoch, *, begun, emitted=0, leaving=False):
+    segment = Segment(RequestId("r"), 0, start, stop, spec.id, epoch)
+    progress = Progress(start, emitted)
+    forecast = StepForecast((1.0,), (20.0,), 20.0, 0)
+    return HeldSegment(causal(), segment, progress, forecast, 1.0, begun, leaving)
+
+
+FIRST, SECOND = part(A, 0, 12, 1, begun=True), part(B, 12, None, 2, begun=False)
+WHOLE = part(A, 0, None, 1, begun=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reached", "runs", "sent_to"),
+    [
+        ([FIRST, SECOND], 0, 1, {}),
+        ([FIRST], 0, 1, {A.id: SegmentExtended}),  # its successor is lost
+        ([FIRST], 3, None, {A.id: SegmentReleased}),  # ... and had begun: more is known
+        ([SECOND], 0, 2, {B.id: HandedOff}),  # its predecessor is lost
+        ([part(B, 12, None, 2, begun=True)], 2, 2, {}),
+        # Plans that ended: what runs goes on, what waits for nobody is taken back.
+        ([WHOLE, SECOND], 0, 1, {B.id: SegmentReleased}),
+        (
+            [part(A, 0, None, 1, begun=True), part(B, 9, None, 4, begun=True)],
+            0,
+            4,
+            {A.id: SegmentReleased},
+        ),
+    ],
+)
+def test_what_is_found_of_a_request_that_was_cut(rows, reached, runs, sent_to):
+    program = AutoregressiveProgram(8)
+    ledger = Ledger(program)
+    recovery = Recovery(
+        SchedulerStarted(1, (), (OpenRequest(causal(), Progress(0, reached), 2),), (A, B))
+    )
+    for spec in (A, B):
+        ledger.add_instance(spec, 0.0)
+        assert not recovery.keeps(found(spec, *(r for r in rows if r.segment.instance == spec.id)))
+    actions = recovery.enter(ledger, program)
+    segment = ledger.requests["r"].segment
+    assert (segment and segment.epoch) == runs
+    assert {a.to: type(a.event) for a in actions} == sent_to
 
 
 def started(*requests, instances=(A, B), number=1, **options):
@@ -178,3 +233,45 @@ def test_an_instance_stopped_for_the_scheduler_before_is_formed_anew():
     (rebuild,) = of(c.tell(InstanceStopped(A)), Rebuild)
     assert rebuild.spec == A
     assert not c.scheduler.recovering
+
+
+def test_a_change_whose_instance_cannot_be_formed_is_given_up_by_the_next_scheduler_too():
+    c = ScriptedCluster()
+    c.tell(started(instances=(), starting=(PAIR,)))
+    for _ in range(MAX_LOSSES):
+        assert of(c.tell(InstanceLost(PAIR, ())), Rebuild)
+    actions = c.tell(InstanceLost(PAIR, ()))
+    assert [a.spec for a in of(actions, Rebuild)] == [A, B]
+
+
+def test_accepted_requests_are_not_refused_by_the_next_scheduler():
+    c = ScriptedCluster(now_s=9.99)
+    late = OpenRequest(request("late", on_miss=OnMiss.REJECT), None, 0)
+    c.tell(started(late))
+    c.tell(found(A))
+    assert sent(c.tell(found(B)), SegmentPlaced)
+
+
+def test_an_event_that_waited_is_named_if_it_is_failed_on(monkeypatch):
+    c = ScriptedCluster()
+    c.tell(started(*opened("a")))
+    cancelled = RequestCancelled(RequestId("a"), FinishReason.CANCELLED)
+    c.tell(cancelled)
+    c.tell(found(A))
+    monkeypatch.setattr(c.scheduler, "_cancel", None)  # a mistake
+    with pytest.raises(EventError) as error:
+        c.tell(found(B))
+    assert error.value.event == cancelled
+
+
+def test_a_driver_remembers_where_instances_are():
+    roster = Roster((A, B))
+    roster.start(A)
+    roster.start(B)
+    assert roster.hear(InstanceUp(A))
+    assert not roster.hear(RequestArrived(request("r")))
+    assert roster.started(1, ()) == started(instances=(A,), starting=(B,))
+    roster.hear(InstanceLost(B, ()))
+    assert roster.started(1, ()) == started(instances=(A,)), "nobody starts it"
+    roster.stand()
+    assert roster.started(2, ()) == SchedulerStarted(2, (A,), (), (A,)), "drained for good"
