@@ -51,6 +51,7 @@ experiments: $(READY)
 	$(BIN)/python experiments/tables.py --write
 
 $(READY): pyproject.toml
+	@echo "setting up $(VENV): torch, then stepserve; some minutes, 1.5 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'

@@ -57,5 +57,5 @@ def test_what_the_hub_says_is_passed_on_in_one_line(client, error):
         raise error
 
     client(refuse)
-    with pytest.raises(FieldError, match=r"org/name .*: (offline mode|bad name)$"):
+    with pytest.raises(FieldError, match=r"org/name, .*: (offline mode|bad name)$"):
         model_folder("org/name")

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepserve.cli.cluster import lines
 from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.plan import Slot
@@ -135,13 +136,16 @@ async def test_nothing_is_changed_while_it_is_not_known_what_is_there(tmp_path, 
         await until(cluster, 1, 1, 1)
         operator = cluster.operator
         cluster.transport.kill(cluster.specs[2].id)
-        while len(operator.state()["instances"]) == 3:
+        while operator.state()["instances"][2]["state"] != "starting":
             await asyncio.sleep(0)
         for change in (lambda: operator.change([1, 1]), lambda: operator.drain("node0-gpu0")):
             with pytest.raises(StepserveError, match="an instance is starting"):
                 change()
         await until(cluster, 1, 1, 1)
         operator.restart_scheduler()
+        state = operator.state()
+        assert [i["state"] for i in state["instances"]] == ["asked"] * 3
+        assert lines(state)[2].split()[-3:] == ["?", "of", str(state["instances"][0]["pages"])]
         with pytest.raises(StepserveError, match="asks the instances what they hold"):
             operator.drain("node0-gpu0")
         await until(cluster, 1, 1, 1)

@@ -62,10 +62,14 @@ def lines(state: dict[str, Any]) -> list[str]:
     head = f"{'instance':16s} {'state':9s} TP   running   pages free"
     rows = [
         f"{i['id']:16s} {i['state']:9s} {i['tp_degree']:2d} {i['running']:4d} of"
-        f" {i['max_running']:3d} {i['pages_free']:6d} of {i['pages']}"
+        f" {i['max_running']:3d} {_known(i['pages_free']):>6s} of {i['pages']}"
         for i in state["instances"]
     ]
     return [told + changing, head, *rows]
+
+
+def _known(count: int | None) -> str:
+    return "?" if count is None else str(count)
 
 
 def _ask(

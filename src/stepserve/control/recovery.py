@@ -47,33 +47,33 @@ class Roster:
 
     def __init__(self, layout: Sequence[InstanceSpec] = ()) -> None:
         self.layout = tuple(layout)
-        self._up: dict[InstanceId, InstanceSpec] = {}
-        self._starting: dict[InstanceId, InstanceSpec] = {}
+        self.up: dict[InstanceId, InstanceSpec] = {}
+        self.starting: dict[InstanceId, InstanceSpec] = {}
 
     def hear(self, event: GlobalEvent) -> bool:
         """Take an event into account before a scheduler does; whether it changed anything."""
         match event:
             case InstanceUp(spec):
-                self._starting.pop(spec.id, None)
-                self._up[spec.id] = spec
+                self.starting.pop(spec.id, None)
+                self.up[spec.id] = spec
             case InstanceStopped(spec) | InstanceLost(spec):
-                self._starting.pop(spec.id, None)
-                self._up.pop(spec.id, None)
+                self.starting.pop(spec.id, None)
+                self.up.pop(spec.id, None)
             case _:
                 return False
         return True
 
     def start(self, spec: InstanceSpec) -> None:
         """An instance is asked for."""
-        self._starting[spec.id] = spec
+        self.starting[spec.id] = spec
 
     def stand(self) -> None:
         """No change is under way."""
-        self.layout = (*self._up.values(), *self._starting.values())
+        self.layout = (*self.up.values(), *self.starting.values())
 
     def started(self, number: int, requests: Iterable[OpenRequest]) -> SchedulerStarted:
         """The first event of the scheduler of that number."""
-        instances, starting = tuple(self._up.values()), tuple(self._starting.values())
+        instances, starting = tuple(self.up.values()), tuple(self.starting.values())
         return SchedulerStarted(number, self.layout, tuple(requests), instances, starting)
 
 

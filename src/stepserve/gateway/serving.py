@@ -86,7 +86,11 @@ class GenerationService:
     ) -> Response:
         arrival_s, unix_s = self._frontend.now_s(), self._unix_time()
         if not self._frontend.ready():
-            raise APIError(503, "no instance is ready", headers={"Retry-After": "1"})
+            raise APIError(
+                503,
+                "no instance is ready, or the server is about to end",
+                headers={"Retry-After": "1"},
+            )
         self._translator.check_model(body.model)
         ignored = check_extra_fields(body, self._config.strict_fields)
         slo = self._slo.read(body.slo, body.service_tier, http.headers, unix_s * 1e3)

@@ -96,6 +96,7 @@ class Cluster:
             plans_solved=counters.plans_solved,
             layout_changes=self.loop.layout_changes,
             scheduler_restarts=self.loop.restarts,
+            instance_losses=self.loop.losses,
             instances=Counter(i.spec.tp_degree for i in scheduler.ledger.instances.values()),
             scheduler_seconds=counters.seconds,
             scheduler_events=counters.events,

@@ -278,7 +278,8 @@ def _batches(config: ServeConfig, loaded: LoadedModel, lowest: int) -> BatchProf
         if config.profile:
             raise FieldError("profile", f"no file {path}; make one with: stepserve profile")
         if config.cluster != "local":
-            raise FieldError("profile", "needed where instances live elsewhere: stepserve profile")
+            command = f"stepserve profile --model {config.model} --out {path}"
+            raise FieldError("profile", f"needed where instances live elsewhere: {command}")
         threads = cores_per_share(config)
         with contextlib.closing(lone_executor(config, loaded, lowest, threads)) as executor:
             return batch_profile(loaded, threads, executor=executor)

@@ -30,5 +30,5 @@ def snapshot(name: str) -> Path:
     except (OSError, ValueError) as error:  # among them: no such name, no network, offline mode
         reason = " ".join(str(error).split())
         raise FieldError(
-            "model", f"{name} is no folder here, and the hub has not given it: {reason}"
+            "model", f"there is no folder {name}, and the hub has not given it: {reason}"
         ) from error

@@ -82,7 +82,7 @@ class ControlLoop:
         self.restarts = 0  # schedulers before this one
         self._changes_before = 0  # of the layout, by those
         self._failed_s: deque[float] = deque(maxlen=FAILURES)
-        self._roster = Roster()
+        self.roster = Roster()
         self.records: dict[RequestId, LiveRecord] = {}
         self.now_s = now_s
         self._predictor = predictor
@@ -105,8 +105,8 @@ class ControlLoop:
 
     def start(self, specs: Sequence[InstanceSpec]) -> None:
         """Start the instances that the cluster begins with."""
-        self._roster = Roster(specs)
-        self.post(self._roster.started(0, ()))
+        self.roster = Roster(specs)
+        self.post(self.roster.started(0, ()))
 
     @property
     def layout_changes(self) -> int:
@@ -214,7 +214,7 @@ class ControlLoop:
         known = (
             OpenRequest(r.request, r.progress(), r.latest_epoch) for r in self.records.values()
         )
-        self._events.appendleft(self._roster.started(self.restarts, known))
+        self._events.appendleft(self.roster.started(self.restarts, known))
         self._events.extend(
             RequestCancelled(name, record.cancelled)
             for name, record in self.records.items()
@@ -283,7 +283,7 @@ class ControlLoop:
             record.released = event.end is SegmentEnd.RELEASED
 
     def _handle(self, event: GlobalEvent) -> None:
-        moved = self._roster.hear(event)
+        moved = self.roster.hear(event)
         now_s, started_s = self.now_s(), time.perf_counter()
         actions: list[GlobalAction] = []
         try:
@@ -298,7 +298,7 @@ class ControlLoop:
             self._carry_out(action)
         scheduler = self.scheduler
         if moved and not (scheduler.recovering or scheduler.reconfiguration.under_way):
-            self._roster.stand()
+            self.roster.stand()
 
     def _carry_out(self, action: GlobalAction) -> None:
         match action:
@@ -312,7 +312,7 @@ class ControlLoop:
             case Rebuild():
                 assert self._transport is not None, "lost instances come from the transport"
                 assert self._loop is not None, "attached together"
-                self._roster.start(action.spec)
+                self.roster.start(action.spec)
                 self._loop.call_later(action.after_s, self._transport.start, action.spec)
             case Stop():
                 assert self._transport is not None, "instances announce themselves first"

@@ -4,6 +4,7 @@ A layout that is asked for is carried out like one that a planner chose
 (``control.reconfigure``): instances to change drain, then the new ones are formed.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import ClusterPlan, Slot
 
 from .loop import ControlLoop
+
+logger = logging.getLogger(__name__)
 
 
 class LiveOperator:
@@ -33,6 +36,10 @@ class LiveOperator:
         scheduler = self._loop.scheduler
         instances = scheduler.ledger.instances.values()
         placed = sum(len(instance.placed) for instance in instances)
+        roster, known = self._loop.roster, scheduler.ledger.instances
+        rows = [_instance(instance) for instance in instances]
+        rows += [_absent(s, "asked") for s in roster.up.values() if s.id not in known]
+        rows += [_absent(s, "starting") for s in roster.starting.values()]
         return {
             "gpus": {str(node): count for node, count in self._gpus.items()},
             "tp_degrees": list(self._degrees),
@@ -44,7 +51,7 @@ class LiveOperator:
             "recovering": scheduler.recovering,
             "running": placed,
             "waiting": len(self._loop.records) - placed,
-            "instances": [_instance(i) for i in sorted(instances, key=lambda i: i.spec.id)],
+            "instances": sorted(rows, key=lambda row: str(row["id"])),
         }
 
     def change(self, layout: Sequence[int]) -> None:
@@ -58,7 +65,9 @@ class LiveOperator:
         if unknown:
             known = ", ".join(map(str, self._degrees))
             raise FieldError("layout", f"degree {unknown[0]} is not among {known}")
-        self._begin(slots_for(layout, self._gpus, self._present()), "layout")
+        slots = slots_for(layout, self._gpus, self._present())
+        logger.info("asked for: layout %s", ",".join(map(str, layout)))
+        self._begin(slots, "layout")
 
     def drain(self, name: str) -> None:
         """Begin to stop one instance; its residents go on elsewhere.
@@ -70,10 +79,12 @@ class LiveOperator:
         gone = {slot for slot in present if slot_id(slot) == name}
         if not gone:
             raise KeyError(name)
+        logger.info("asked for: drain of %s", name)
         self._begin(tuple(slot for slot in present if slot not in gone), "instance")
 
     def restart_scheduler(self) -> None:
         """Have a new global scheduler take over; instances and requests go on."""
+        logger.info("asked for: a new scheduler")
         self._loop.restart()
 
     def _present(self) -> tuple[Slot, ...]:
@@ -103,18 +114,23 @@ class LiveOperator:
 
 
 def _instance(instance: TrackedInstance) -> dict[str, Any]:
-    spec, pages = instance.spec, instance.pages
     state = "stopping" if instance.stopping else "draining" if instance.draining else "up"
+    counts = {"running": len(instance.placed), "pages_free": instance.pages.free}
+    return _absent(instance.spec, state) | counts
+
+
+def _absent(spec: InstanceSpec, state: str) -> dict[str, Any]:
+    """An instance of which it is not known what it holds, if anything."""
     return {
         "id": spec.id,
         "state": state,
         "tp_degree": spec.tp_degree,
         "node": spec.slot.node if spec.slot else None,
         "gpus": list(spec.slot.gpus) if spec.slot else [],
-        "running": len(instance.placed),
+        "running": 0,
         "max_running": spec.max_residents,
-        "pages": pages.capacity,
-        "pages_free": pages.free,
+        "pages": spec.page_capacity,
+        "pages_free": spec.page_capacity if state == "starting" else None,
     }
 
 

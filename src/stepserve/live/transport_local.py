@@ -51,7 +51,7 @@ class InstanceThread(threading.Thread):
                 instance = self._build(self.spec, self.incarnation)
             up = InstanceUp(self.spec)
             self._say(InstanceOutput(self.spec.id, self.incarnation, events=(up,)))
-            logger.info("instance %s is up", self.name)
+            logger.info("instance %s is up (start %d)", self.spec.id, self.incarnation + 1)
             with contextlib.closing(instance):
                 self._serve(instance)
             if self._retiring and not self._killed.is_set():

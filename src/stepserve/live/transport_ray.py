@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import math
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -34,11 +35,17 @@ from .wire import Carrier
 
 logger = logging.getLogger(__name__)
 
+CONNECT_S = 10.0
+"""How long the head of a Ray cluster may take to accept a connection."""
+
 OBJECT_STORE_BYTES = 100 << 20
 """The least that Ray takes, nearly: nothing is kept in it."""
 
 START_S = 120.0
 """How long room for an actor, and then its process, may take to come."""
+
+PATIENCE_S = 10
+"""After so long without room for an actor the log says so."""
 
 PLACED_S = 1
 """How often a start that waits for room looks whether it was given up: Ray wants an integer."""
@@ -73,6 +80,7 @@ class RayCluster:
     def _connect(self) -> None:
         if self._address:
             options: dict[str, Any] = {"address": self._address}
+            _check_head(self._address)
         else:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported anywhere
             options = {
@@ -86,7 +94,11 @@ class RayCluster:
             ray.init(**options)
         except Exception as error:  # Ray raises anything here, plain Exceptions among them
             ray.shutdown()
-            raise FieldError("cluster", f"no Ray at {options['address']}: {error}") from error
+            what = (
+                f"Ray at {options['address']} cannot be joined (RAY_AUTH_MODE=token, if it has one)"
+            )
+            raise FieldError("cluster", f"{what}: {error}") from error
+        logger.info("Ray at %s", ray.get_runtime_context().gcs_address)
 
     def _fitted(self) -> ServeConfig:
         """The configuration with the CPU threads that instances get on the nodes there are."""
@@ -99,8 +111,6 @@ class RayCluster:
         if len(nodes) > 1:
             if len(set(degrees)) > 1:
                 raise FieldError("layout", "unlike degrees fit together on a single node only")
-            if config.operator_api:
-                raise FieldError("operator_api", "layouts are changed on a single node only")
             control = dataclasses.replace(control, tp_degrees=degrees[:1])
         threads = config.threads_per_instance or fair_share(nodes, degrees)
         if not fits(nodes, degrees, threads or 1):
@@ -150,6 +160,17 @@ def fits(nodes: Sequence[float], degrees: Sequence[int], threads: int) -> bool:
     return sum(int(cpus // (degrees[0] * threads)) for cpus in nodes) >= len(degrees)
 
 
+def _check_head(address: str) -> None:
+    """Raises FieldError if nobody listens there: Ray itself would ask for ever."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise FieldError("cluster", f"nothing answers at {address}: {error}") from error
+
+
 class InstanceActor:
     """A ``Process`` that is a Ray actor in a placement group of its own."""
 
@@ -187,11 +208,13 @@ class InstanceActor:
         return made
 
     def _wait_for(self, group: Any, needs: dict[str, float]) -> None:
-        for _ in range(math.ceil(START_S / PLACED_S)):
+        for waited in range(math.ceil(START_S / PLACED_S)):
             if group.wait(PLACED_S):
                 return
             if self._killed:
                 break
+            if waited == PATIENCE_S:
+                logger.warning("instance %s waits: no node has %s free", self._spec.id, needs)
         raise StepserveError(f"no node has {needs} free")
 
     def _start(self, group: Any, needs: dict[str, float]) -> Any:

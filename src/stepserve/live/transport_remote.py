@@ -78,7 +78,10 @@ class RemoteHost(threading.Thread):
                 self._link.close()
             self._link.run()
         except Exception:
-            logger.exception("instance %s cannot be reached", self.name)
+            if self._given_up:  # which is what it failed on
+                logger.debug("instance %s was given up", self.name, exc_info=True)
+            else:
+                logger.exception("instance %s cannot be reached", self.name)
         finally:
             self._end_process()
 
@@ -99,7 +102,7 @@ class RemoteHost(threading.Thread):
         """Take notice of what it says of itself."""
         match event:
             case InstanceUp():
-                logger.info("instance %s is up", self.name)
+                logger.info("instance %s is up (start %d)", self.spec.id, self.incarnation + 1)
             case InstanceStopped():
                 self._stopped = True
             case SegmentEnded():

@@ -26,6 +26,7 @@ class ControlReading:
     plans_solved: int = 0
     layout_changes: int = 0
     scheduler_restarts: int = 0
+    instance_losses: int = 0
     instances: Mapping[int, int] = field(default_factory=dict)
     scheduler_seconds: Mapping[str, float] = field(default_factory=dict)
     scheduler_events: Mapping[str, int] = field(default_factory=dict)
@@ -43,6 +44,7 @@ _COUNTERS = {
     "forecasts_refreshed": "Forecasts of remaining steps renewed while requests ran.",
     "plans_solved": "Answers of the layout planner.",
     "layout_changes": "Plans that changed the layout.",
+    "instance_losses": "Instances that died, hung or never came up.",
     "scheduler_restarts": "Global schedulers that were replaced by a new one.",
 }
 _BY_SCHEDULER = {
