@@ -28,4 +28,4 @@ async def test_no_request_is_lost_wrong_or_left_behind(family, layout):
         assert counts["whole"] > 90
         assert counts["failed"] <= 2, "only what was lost again and again"
         assert counts["kill"] > 1
-        assert counts["restart"] > 0
+        assert counts["restart"] > 1

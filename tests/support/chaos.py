@@ -163,6 +163,7 @@ class Chaos:
         self.paused_s = 0.0
         self._jobs: set[asyncio.Task[None]] = set()
         self._cancelled: set[RequestId] = set()
+        self._deck: list[str] = []  # disturbances still to come, so that each has its turn
         self._number = 0
 
     async def learn(self):
@@ -209,7 +210,9 @@ class Chaos:
 
     def disturb(self):
         """Do something to somebody; what cannot be done now is left."""
-        what, cluster = self.random.choice(DISTURBANCES), self.cluster
+        if not self._deck:
+            self._deck = self.random.sample(DISTURBANCES, len(DISTURBANCES))
+        what, cluster = self._deck.pop(), self.cluster
         instances = sorted(cluster.loop.scheduler.ledger.instances)
         running = sorted(cluster.loop.records)
         if what == "kill" and instances:
