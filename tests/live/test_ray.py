@@ -18,28 +18,16 @@ from ray.util import list_named_actors, placement_group_table
 
 from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
-from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.payload import Payload, SamplingParams
-from stepserve.core.request import (
-    SLO,
-    CacheMode,
-    DiffusionOptions,
-    Family,
-    FinishReason,
-    Request,
-    ThresholdBounds,
-)
 from stepserve.engine.loader import load_model
 from stepserve.live import families
 from stepserve.live.transport_ray import InstanceActor, RayCluster, fair_share
 from support.causal_models import write_checkpoint
-from support.live_cluster import assert_at_rest, collect, running_cluster
-from support.on_ray import all_up, ray_cluster, ray_of
+from support.live_cluster import assert_at_rest, running_cluster
+from support.on_ray import all_up, ray_cluster, ray_of, serve_all
 from support.split_requests import CutAt, answer, at_rest
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:FutureWarning")
-OUTPUT = 24
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +36,6 @@ def ray_of_two_cpus():
         patch.setenv("STEPSERVE_TEST", str(os.getpid()))  # for ``forked``
         with ray_of(cpus=2):
             yield
-
-
-async def serve_all(cluster, count, on_tokens=None):
-    """Requests to the bundled model, whose tokens depend on nothing around them."""
-    jobs = []
-    for index in range(count):
-        ids = tuple(range(5 + index, 17 + index))
-        options = DiffusionOptions(ThresholdBounds(0.9, 0.9), 8, CacheMode.NONE)
-        arrived_s = cluster.frontend.now_s()
-        made = (RequestId(str(index)), Family.DIFFUSION, "m", len(ids), OUTPUT, arrived_s)
-        request = Request(*made, SLO(), options)
-        payload = Payload(ids, SamplingParams(ignore_eos=True))
-        jobs.append(collect(cluster.frontend, request, payload, on_tokens))
-    answers = await asyncio.gather(*jobs)
-    assert all(answer.end.reason is FinishReason.LENGTH for answer in answers)
-    return [answer.tokens for answer in answers]
 
 
 async def test_a_killed_actor_is_replaced_and_answers_are_those_of_one_process(ray_of_two_cpus):

@@ -1,5 +1,7 @@
 """Instances on several Ray nodes, all of them on this machine."""
 
+import asyncio
+
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -10,7 +12,7 @@ from stepserve.engine.loader import load_model
 from stepserve.live import families
 from support.causal_models import write_checkpoint
 from support.live_cluster import running_cluster
-from support.on_ray import ray_cluster
+from support.on_ray import ray_cluster, serve_all
 from support.split_requests import CutAt, answer, at_rest
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:FutureWarning")
@@ -18,15 +20,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:Fu
 
 @pytest.fixture
 def two_nodes():
-    """With one CPU each."""
+    """With one CPU each. What is given kills the second."""
     node = {"num_cpus": 1, "object_store_memory": 100 << 20}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_worker_niceness", "0")
         cluster = Cluster(True, head_node_args={**node, "include_dashboard": False})
-        cluster.add_node(**node)
+        second = cluster.add_node(**node)
         ray.init(address=cluster.address)
-        yield
+        yield lambda: cluster.remove_node(second, allow_graceful=False)
         ray.shutdown()
         cluster.shutdown()
 
@@ -58,3 +60,21 @@ async def test_split_requests_travel_between_nodes(two_nodes, tmp_path):
         assert landed == {*cuts, *long_cuts}
         assert cluster.loop.losses == 0
         await at_rest(cluster)
+
+
+async def test_requests_go_on_where_a_node_is_left(two_nodes):
+    options = {"instances": 2, "threads_per_instance": 1}
+    config = ServeConfig(**options)
+    async with running_cluster(config, loaded=families.load(config)) as cluster:
+        expected = await serve_all(cluster, 6)
+    begun = asyncio.Event()
+    async with ray_cluster(**options) as cluster:
+        answers = asyncio.ensure_future(serve_all(cluster, 6, lambda _: begun.set()))
+        await begun.wait()
+        await asyncio.to_thread(two_nodes)
+        assert await answers == expected
+        while not cluster.loop.losses:
+            await asyncio.sleep(0.01)
+        assert await serve_all(cluster, 2) == expected[:2]
+        states = [i["state"] for i in cluster.operator.state()["instances"]]
+        assert sorted(states) == ["starting", "up"], "there is no room for the other"

@@ -9,10 +9,23 @@ import ray
 from ray.util import list_named_actors, placement_group_table
 
 from stepserve.core.config import ServeConfig
+from stepserve.core.ids import RequestId
+from stepserve.core.payload import Payload, SamplingParams
+from stepserve.core.request import (
+    SLO,
+    CacheMode,
+    DiffusionOptions,
+    Family,
+    FinishReason,
+    Request,
+    ThresholdBounds,
+)
 from stepserve.engine.workers import lives
 from stepserve.live import families
 from stepserve.live.transport_ray import RayCluster
-from support.live_cluster import running_cluster
+from support.live_cluster import collect, running_cluster
+
+OUTPUT = 24
 
 
 @contextlib.contextmanager
@@ -62,3 +75,19 @@ def lost_rings():
 async def all_up(cluster):
     while len(cluster.loop.scheduler.ledger.instances) < len(cluster.specs):
         await asyncio.sleep(0.01)
+
+
+async def serve_all(cluster, count, on_tokens=None):
+    """Requests to the bundled model, whose tokens depend on nothing around them."""
+    jobs = []
+    for index in range(count):
+        ids = tuple(range(5 + index, 17 + index))
+        options = DiffusionOptions(ThresholdBounds(0.9, 0.9), 8, CacheMode.NONE)
+        arrived_s = cluster.frontend.now_s()
+        made = (RequestId(str(index)), Family.DIFFUSION, "m", len(ids), OUTPUT, arrived_s)
+        request = Request(*made, SLO(), options)
+        payload = Payload(ids, SamplingParams(ignore_eos=True))
+        jobs.append(collect(cluster.frontend, request, payload, on_tokens))
+    answers = await asyncio.gather(*jobs)
+    assert all(answer.end.reason is FinishReason.LENGTH for answer in answers)
+    return [answer.tokens for answer in answers]
