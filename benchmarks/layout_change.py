@@ -201,7 +201,7 @@ async def capacity_per_s(load: Load, concurrent: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cluster", default="local", help="as of `stepserve serve`")
-    parser.add_argument("--share", type=float, default=0.4, help="of capacity: the load")
+    parser.add_argument("--share", type=float, default=0.12, help="of capacity: the load")
     parser.add_argument("--seconds", type=float, default=20.0, help="before, and after, a change")
     parser.add_argument("--repetitions", type=int, default=6)
     parser.add_argument("--slo-multiple", type=float, default=5.0)
