@@ -79,7 +79,8 @@ async def test_an_instance_lost_while_a_scheduler_takes_over(undisturbed):
                 assert cluster.frontend.ready(), "requests are taken meanwhile"
 
         answers = await asyncio.gather(*serve(cluster, 24, strike))
-        assert (cluster.loop.losses, cluster.loop.restarts) == (1, 1)
+        reading = cluster.control_reading()
+        assert (reading.instance_losses, reading.scheduler_restarts) == (1, 1)
         while len(cluster.loop.scheduler.ledger.instances) < 2:
             await asyncio.sleep(0.001)
         assert_at_rest(cluster)

@@ -38,8 +38,8 @@ class LiveOperator:
         placed = sum(len(instance.placed) for instance in instances)
         roster, known = self._loop.roster, scheduler.ledger.instances
         rows = [_instance(instance) for instance in instances]
-        rows += [_absent(s, "asked") for s in roster.up.values() if s.id not in known]
-        rows += [_absent(s, "starting") for s in roster.starting.values()]
+        rows += [_row(s, "asked") for s in roster.up.values() if s.id not in known]
+        rows += [_row(s, "starting") for s in roster.starting.values()]
         return {
             "gpus": {str(node): count for node, count in self._gpus.items()},
             "tp_degrees": list(self._degrees),
@@ -116,11 +116,11 @@ class LiveOperator:
 def _instance(instance: TrackedInstance) -> dict[str, Any]:
     state = "stopping" if instance.stopping else "draining" if instance.draining else "up"
     counts = {"running": len(instance.placed), "pages_free": instance.pages.free}
-    return _absent(instance.spec, state) | counts
+    return _row(instance.spec, state) | counts
 
 
-def _absent(spec: InstanceSpec, state: str) -> dict[str, Any]:
-    """An instance of which it is not known what it holds, if anything."""
+def _row(spec: InstanceSpec, state: str) -> dict[str, Any]:
+    """What is known of an instance without its books."""
     return {
         "id": spec.id,
         "state": state,
