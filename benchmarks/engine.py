@@ -28,9 +28,9 @@ from stepserve.core.request import CacheMode, DiffusionOptions, Family, RefreshS
 from stepserve.engine.attention import attend
 from stepserve.engine.bundled.tasks import sample
 from stepserve.engine.bundled.vocabulary import prompt_ids
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
+from stepserve.engine.diffusion_offline import Result, denoise
 from stepserve.engine.loader import LoadedModel, load_model
-from stepserve.engine.offline import Result, denoise
 
 Prompts = list[tuple[int, ...]]
 

@@ -45,7 +45,7 @@ BODY = {
     "ignore_eos": True,
     "dlm": {"confidence_threshold": 0.9, "min_confidence_threshold": 0.9},
 }
-CONFIG = ServeConfig(instances=2, threads_per_instance=1, max_residents=64)
+CONFIG = ServeConfig(instances=2, threads_per_instance=1, max_running_requests=64)
 
 
 class InstantFrontend:

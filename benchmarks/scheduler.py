@@ -1,16 +1,16 @@
-"""Microseconds per ``handle()`` of both schedulers at 200 residents and more.
+"""Microseconds per ``handle()`` of both schedulers at 200 running requests and more.
 
-Three settings: a cluster of 8 instances with 25 residents each (the global scheduler sees 200),
-one instance that holds all 200 itself, and the published one of 64 instances with 320 requests,
-where the published scheduler takes 6.6 ms a decision (dilaserve.md B7). Events are those of a
-steady run: every request that ends is replaced by a new one. The mean over all events is what
+Three settings: a cluster of 8 instances with 25 running requests each (the global scheduler sees
+200), one instance that holds all 200 itself, and the published one of 64 instances with 320
+requests, where the published scheduler takes 6.6 ms a decision (DiLaServe B7). Events are those of
+a steady run: every request that ends is replaced by a new one. The mean over all events is what
 serving pays; the costliest kind is shown too.
 
-Then ``TandemSplit.place`` alone, for causal requests on instances that hold 60 segments each,
-with the segment cost and the table of batch times that are served with (14B on an A100): two
-instances change what they hold between two requests, and the table learns from eight batches.
-Time passed, and of the processor, which is what a machine that is shared should be judged by.
-The published whole of it is less than 20 ms a request (dynaserve.md 1.3).
+Then ``TandemSplit.place`` alone, for autoregressive requests on instances that hold 60 segments
+each, with the segment cost and the table of batch times that are served with (14B on an A100): two
+instances change what they hold between two requests, and the table learns from eight batches. Time
+passed, and of the processor, which is what a machine that is shared should be judged by. The
+published whole of it is less than 20 ms a request (DynaServe 1.3).
 
     python benchmarks/scheduler.py
 """
@@ -21,8 +21,6 @@ import statistics
 import time
 from collections import defaultdict
 
-from stepserve.control.assemble import assemble_global, assemble_local
-from stepserve.control.placement.tandem_split import TandemSplit
 from stepserve.core.actions import Finish, Predict, Report, RunBatch, Send
 from stepserve.core.config import ControlConfig, TokenConfig
 from stepserve.core.events import BatchDone, InstanceUp, Predicted, RequestArrived
@@ -36,6 +34,8 @@ from stepserve.cost.remaining_steps import PUBLISHED, MeanYield
 from stepserve.cost.roofline import roofline_on_a100
 from stepserve.cost.segment_cost import Link, Occupancy
 from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.families.assemble import assemble_global, assemble_local
+from stepserve.policies.placement.tandem_split import TandemSplit
 
 PROFILE = StepProfile((32, 512, 1024, 4096, 8192), (0.012, 0.0165, 0.029, 0.126, 0.25), "H100")
 LIMIT_US = 200.0
@@ -46,7 +46,7 @@ HELD = 60
 class Run:
     """Drives schedulers without an engine, timing every ``handle``."""
 
-    def __init__(self, instances: int, residents: int, batching: str, seed: int) -> None:
+    def __init__(self, instances: int, running_requests: int, batching: str, seed: int) -> None:
         self.rng = random.Random(seed)
         self.config = ControlConfig(batching=batching)
         self.predictor = MeanYield(PUBLISHED)
@@ -59,10 +59,10 @@ class Run:
         self.locals = {}
         for index in range(instances):
             name = InstanceId(f"i{index:02d}")
-            spec = InstanceSpec(name, 1, 200_000, 16, residents // instances)
+            spec = InstanceSpec(name, 1, 200_000, 16, running_requests // instances)
             self.locals[name] = assemble_local(self.config, spec, StepTable({1: PROFILE}))
             self.to_global(InstanceUp(spec))
-        for _ in range(residents):
+        for _ in range(running_requests):
             self.arrive()
 
     def timed(self, scheduler, event):
@@ -133,7 +133,7 @@ def time_places(instances: int, ttft_s: float | None, count: int, seed: int) -> 
             for waits, n in rows
         ]
         loads.append(InstanceLoad(spec, HELD, sum(n for _, n in rows), 9999, 0.0, tuple(work)))
-    loads.sort(key=lambda load: load.resident_tokens)
+    loads.sort(key=lambda load: load.running_tokens)
     view = ClusterView(0.0, {load.spec.id: load for load in loads})
     times, busy, cuts = [], [], 0
     policy = TandemSplit(Occupancy(table, tokens, link), tokens)
@@ -177,16 +177,18 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=400)
     args = parser.parse_args()
     print(f"{'setting':42s} {'events':>7s} {'mean us':>8s} {'p99 us':>8s}  costliest kind (median)")
-    for instances, residents, batching in (
+    for instances, running_requests, batching in (
         (8, 200, "latency_budget"),
-        (8, 200, "all_resident"),
+        (8, 200, "all_running"),
         (1, 200, "latency_budget"),
-        (1, 200, "all_resident"),
+        (1, 200, "all_running"),
         (64, 320, "latency_budget"),
-        (64, 320, "all_resident"),
+        (64, 320, "all_running"),
     ):
-        label = f"{instances} instances x {residents // instances} residents, {batching}"
-        run = Run(instances, residents, batching, seed=0)
+        label = (
+            f"{instances} instances x {running_requests // instances} running requests, {batching}"
+        )
+        run = Run(instances, running_requests, batching, seed=0)
         run.times.clear()
         for _ in range(args.batches):
             run.step()

@@ -2,18 +2,19 @@
 
 Published measurements (LLaDA-8B on GSM8K) found that a low threshold costs least quality early in
 a request. This policy runs the first third of the expected output at the floor and leaves the
-rest to ``DeadlineFit``. It needs no model: it is asked about one resident, as a scheduler would.
+rest to ``DeadlineFit``. It needs no model: it is asked about one running request, as a scheduler
+would.
 
     python examples/custom_policy.py
 """
 
 from stepserve.control.programs.diffusion import DiffusionProgram
-from stepserve.control.threshold.deadline_fit import DeadlineFit
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import SLO, DiffusionOptions, Family, Progress, Request
-from stepserve.core.resident import Resident, StepPace
+from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.segment import Segment
+from stepserve.policies.threshold.deadline_fit import DeadlineFit
 
 
 class LowEarly:
@@ -22,22 +23,22 @@ class LowEarly:
     def __init__(self) -> None:
         self._fit = DeadlineFit(margin=0.9)
 
-    def pick(self, resident: Resident, pace: StepPace, now_s: float) -> float:
-        """One of the resident's candidate thresholds."""
-        settled = resident.progress.settled - resident.request.prompt_tokens
-        if settled < resident.forecast.output_tokens / 3:
-            return resident.forecast.thresholds[-1]
-        return self._fit.pick(resident, pace, now_s)
+    def pick(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:
+        """One of the running request's candidate thresholds."""
+        settled = running.progress.settled - running.request.prompt_tokens
+        if settled < running.forecast.output_tokens / 3:
+            return running.forecast.thresholds[-1]
+        return self._fit.pick(running, pace, now_s)
 
 
-def resident_at(settled: int) -> Resident:
+def running_at(settled: int) -> RunningRequest:
     """A request with a 2 s deadline and ``settled`` of about 96 output tokens written."""
     program = DiffusionProgram()
     options = DiffusionOptions()
     request = Request(RequestId("r"), Family.DIFFUSION, "m", 100, 128, 0.0, SLO(e2e_s=2.0), options)
     progress = Progress(settled=100 + settled, emitted=settled)
     forecast = StepForecast((0.9, 0.7, 0.5), (40.0, 30.0, 20.0), output_tokens=96.0)
-    return Resident(
+    return RunningRequest(
         request=request,
         segment=Segment(request.id, 0, 100, None, InstanceId("i"), epoch=1),
         progress=progress,
@@ -52,4 +53,4 @@ def resident_at(settled: int) -> Resident:
 if __name__ == "__main__":
     policy, pace = LowEarly(), StepPace(heavy_s=0.03, light_s=0.01)
     for settled in (0, 16, 48, 80):
-        print(f"{settled:3d} tokens settled -> {policy.pick(resident_at(settled), pace, 0.0)}")
+        print(f"{settled:3d} tokens settled -> {policy.pick(running_at(settled), pace, 0.0)}")

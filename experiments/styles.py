@@ -31,7 +31,7 @@ STYLES = {  # colours after Okabe and Ito, told apart by all readers; one per sy
     "dynaserve-static-2048": ("#000000", "X"),
     "stepserve": ("#d55e00", "D"),
     "stepserve-fixed": ("#000000", "s"),
-    "stepserve-all-resident": ("#cc79a7", "v"),
+    "stepserve-all-running": ("#cc79a7", "v"),
     "stepserve-load-caps": ("#56b4e9", "h"),
     "stepserve-no-caps": ("#e69f00", "P"),
     "stepserve-schedules": ("#009e73", "*"),

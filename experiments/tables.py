@@ -241,7 +241,7 @@ def gains(folder: Path, study: Study, better: str, worse: str, metric: str) -> d
 
 
 def claims(folder: Path) -> Lines:
-    """The numbers of dilaserve.md C10 that a simulation can answer, at their published runs."""
+    """The numbers of DiLaServe C10 that a simulation can answer, at their published runs."""
     ablations, hours = study_named("ablations"), study_named("two-hours")
     mmlu, gsm = study_named("load-llada-mmlu-pro"), study_named("load-llada-gsm8k")
 

@@ -1,4 +1,4 @@
-"""Draws experiments with causal models: capacities, and what clients see over the load.
+"""Draws experiments with autoregressive models: capacities, and what clients see over the load.
 
 Bars and lines are means over seeds, whiskers and bands their range. Hollow markers are published
 values (single runs).

@@ -1,4 +1,4 @@
-"""What runs of causal models came to: a table of each experiment's results, over seeds."""
+"""What runs of autoregressive models came to: a table of each experiment's results, over seeds."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +49,7 @@ def _means(rows: Rows, metric: str) -> str:
 
 
 def causal(folder: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Experiments with causal models that have results, by name."""
+    """Experiments with autoregressive models that have results, by name."""
     names = sorted(path.parent.name for path in folder.glob("*/results.json"))
     found = [(name, readings.results(name, folder)) for name in names]
     return [(n, r) for n, r in found if r and r["config"].get("family") == "autoregressive"]

@@ -1,4 +1,4 @@
-"""The published numbers of DynaServe (dynaserve.md 3.11) beside ours.
+"""The published numbers of DynaServe (DynaServe 3.11) beside ours.
 
 Every function of a row returns ``None`` where the experiment was not run.
 """
@@ -336,7 +336,7 @@ MAKERS: dict[int, Callable[[Path, Fact], Ours | None]] = {
 
 
 def published_rows(folder: Path) -> Lines:
-    """The table of dynaserve.md 3.11. Cells: published / simulated."""
+    """The table of DynaServe 3.11. Cells: published / simulated."""
     head = ["#", "experiment", *BASELINES, "DynaServe", "band", "in it?", "remark"]
     body = []
     for fact in facts()["rows"]:

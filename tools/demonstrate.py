@@ -4,9 +4,9 @@
     python tools/demonstrate.py dynaserve --cluster ray --layout 2,1
 
 `dilaserve`: the bundled diffusion model and a planner, at a low rate, then at a high one, all
-requests with deadlines. `dynaserve`: a random causal model, some of the prompts long, a target
-between tokens. Rates are shares of what the machine can do, which is measured first. What this
-tool does not know goes to `stepserve serve`. Then the event log is replayed. Exits with 1 if a
+requests with deadlines. `dynaserve`: a random autoregressive model, some of the prompts long, a
+target between tokens. Rates are shares of what the machine can do, which is measured first. What
+this tool does not know goes to `stepserve serve`. Then the event log is replayed. Exits with 1 if a
 request failed, a mechanism was never seen, or the replay differs.
 """
 
@@ -41,7 +41,7 @@ Report = Mapping[str, Any]
 """Of one run of `stepserve bench`; its key ``total`` is what /metrics counted until then."""
 
 SHAPE = ("--layers", "2", "--hidden", "128", "--positions", "2048")
-"""Of the causal model: two cores are enough for it."""
+"""Of the autoregressive model: two cores are enough for it."""
 
 STEPSERVE = (sys.executable, "-m", "stepserve.cli.main")
 
@@ -180,7 +180,7 @@ def traced(events: Path) -> bool:
     return name is not None and run("trace", str(events), "--request", name) == 0
 
 
-def causal_model(folder: Path) -> list[str]:
+def ar_model(folder: Path) -> list[str]:
     """Random weights and how long its batches take; options of `serve`."""
     model = folder / "model"
     writer = Path(__file__).parent / "random_checkpoint.py"
@@ -210,7 +210,7 @@ def main() -> int:
             options += ["--instances", "3", "--planner", "capacity_ilp", "--plan-every", "8"]
             load, mechanisms = dilaserve, DILASERVE
         else:
-            options += causal_model(folder)
+            options += ar_model(folder)
             load, mechanisms = dynaserve, DYNASERVE
         with served(folder, [*options, *others]) as url:
             reports = load(url, folder, args)

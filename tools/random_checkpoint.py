@@ -1,4 +1,4 @@
-"""Writes a causal model with random weights: something to serve and measure, not to talk to.
+"""Writes an autoregressive model with random weights: to serve and measure, not to talk to.
 
 Llama layout, float32, with the tokenizer of the bundled model. What it says is noise; how long
 its steps take, and how requests are cut, batched and handed over, is what a trained model of

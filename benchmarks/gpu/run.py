@@ -25,8 +25,8 @@ from shapes import (
     SHAPES,
     Executor,
     Size,
+    ar_row,
     build,
-    causal_row,
     diffusion_row,
     held,
     kv_bytes_per_token,
@@ -43,8 +43,8 @@ from stepserve.core.request import Family, Request
 from stepserve.core.step import Mix, Step, StepKind
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.step_table import StepProfile
-from stepserve.engine.causal import AutoregressiveExecutor
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.ar_executor import AutoregressiveExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import ModelConfig
 
@@ -206,7 +206,7 @@ class Bench:
                     profile = StepProfile(tuple(sizes), tuple(table[n] for n in sizes), source)
                     profile.save(self.out / f"{model}{suffix}.json")
         if self.mixes:
-            self.save_causal()
+            self.save_ar()
 
     def table(self, model: str, kind: str, graphs: str) -> dict[int, float]:
         """Seconds by tokens executed, at the usual context."""
@@ -218,7 +218,7 @@ class Bench:
             and row["read"] in (0, row["rows"] * self.plan.context)
         }
 
-    def save_causal(self) -> None:
+    def save_ar(self) -> None:
         config = self.config("causal-7b")
         weights = layer_weights(config) + 2 * config.hidden_size * config.vocab_size
         BatchProfile.fitted(
@@ -283,7 +283,7 @@ class Bench:
             loaded.model.load_state_dict(host.model.state_dict())
             rows = [diffusion_row(i, 20 + 9 * i, 16, 8) for i in range(5)]
             if host.family is Family.AUTOREGRESSIVE:
-                rows = [causal_row(i, 20 + 9 * i, 12) for i in range(5)]
+                rows = [ar_row(i, 20 + 9 * i, 12) for i in range(5)]
             expected = tokens_of(host, rows, "off")
             for graphs in ("off", "on"):
                 if tokens_of(loaded, rows, graphs) != expected:
@@ -319,14 +319,14 @@ class Bench:
     ) -> None:
         """Batches of ``decodes`` beside a chunk of a prompt, all after ``context`` positions."""
         repeats = self.plan.repeats
-        rows = [causal_row(i, context, repeats + 8) for i in range(decodes)]
+        rows = [ar_row(i, context, repeats + 8) for i in range(decodes)]
         with held(ex, rows):
             for request, _ in rows:
                 self.prefill(ex, request, context)
             times, mixes = [], []
             for n in range(repeats + 2):
                 steps = [Step(r.id, StepKind.DECODE, 1, context + n + 1) for r, _ in rows]
-                row = causal_row(decodes, context + chunk, 4)
+                row = ar_row(decodes, context + chunk, 4)
                 with held(ex, [row] if chunk else []):
                     if chunk:
                         self.prefill(ex, row[0], context)
@@ -373,7 +373,7 @@ class Bench:
                 measure = partial(self.cached, ex, "off", width, plan.context)
                 self.attempt(f"{model} cached, no graphs {width}", measure)
 
-    def causal_model(self, model: str) -> None:
+    def ar_model(self, model: str) -> None:
         plan = self.plan
         loaded = build(model, self.config(model), self.device, plan.dtype)
         for graphs in ("on", "off"):
@@ -414,7 +414,7 @@ def main(arguments: Sequence[str]) -> int:
     bench.save()
     bench.diffusion_model("llada-8b")
     bench.clean()
-    bench.causal_model("causal-7b")
+    bench.ar_model("causal-7b")
     bench.clean()
     bench.diffusion_model("dream-7b")
     bench.save()

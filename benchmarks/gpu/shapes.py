@@ -11,12 +11,12 @@ from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
 from stepserve.core.step import Batch, Step
-from stepserve.engine.causal import AutoregressiveExecutor
-from stepserve.engine.causal_offline import generate
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.ar_executor import AutoregressiveExecutor
+from stepserve.engine.ar_offline import generate
+from stepserve.engine.diffusion_executor import DiffusionExecutor
+from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
-from stepserve.engine.offline import denoise
 
 Executor = DiffusionExecutor | AutoregressiveExecutor
 
@@ -37,8 +37,8 @@ DREAM = ModelConfig(
     qkv_bias=True,
     shift_logits=True,
 )
-CAUSAL = dataclasses.replace(DREAM, mask_token_id=None, shift_logits=False)
-SHAPES = {"llada-8b": LLADA, "dream-7b": DREAM, "causal-7b": CAUSAL}
+AUTOREGRESSIVE = dataclasses.replace(DREAM, mask_token_id=None, shift_logits=False)
+SHAPES = {"llada-8b": LLADA, "dream-7b": DREAM, "causal-7b": AUTOREGRESSIVE}
 
 
 class Size(NamedTuple):
@@ -123,7 +123,7 @@ def diffusion_row(index: int, prompt: int, output: int, block: int) -> tuple[Req
     return request, Payload(tuple(3 + (7 * i + index) % 190 for i in range(prompt)))
 
 
-def causal_row(index: int, prompt: int, output: int) -> tuple[Request, Payload]:
+def ar_row(index: int, prompt: int, output: int) -> tuple[Request, Payload]:
     name = RequestId(f"{index}")
     request = Request(name, Family.AUTOREGRESSIVE, "random", prompt, output, 0.0)
     ids = tuple(3 + (7 * i + index) % 190 for i in range(prompt))

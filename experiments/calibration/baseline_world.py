@@ -1,7 +1,7 @@
 """A small event simulation of the published baseline, independent of the control plane.
 
-INFaaS as adapted by the DiLaServe authors (dilaserve.md B7, B9): 16 instances at TP1, fixed
-threshold, all residents of an instance in every step, residency bounded by the sum of full
+INFaaS as adapted by the DiLaServe authors (DiLaServe B7, B9): 16 instances at TP1, fixed
+threshold, all running requests of an instance in every step, residency bounded by the sum of full
 lengths, at most 100 admitted unfinished requests, the rest waiting first come first served, no
 migration. It exists to fit constants and to cross-check the simulator; it shares only the step
 table with it.
@@ -48,7 +48,7 @@ def latencies(
     waited for longer than ``patience_s`` is dropped.
     """
     result = [float("inf")] * len(jobs)
-    residents: list[list[int]] = [[] for _ in range(instances)]
+    running_requests: list[list[int]] = [[] for _ in range(instances)]
     load, busy = [0] * instances, [stall_s > 0.0] * instances
     waiting: deque[int] = deque()
     admitted = 0
@@ -67,19 +67,19 @@ def latencies(
             if not room:
                 return
             best = min(room, key=lambda e: (seconds(load[e] + job.tokens, 1), load[e], e))
-            residents[best].append(waiting.popleft())
+            running_requests[best].append(waiting.popleft())
             load[best] += job.tokens
             admitted += 1
 
     def begin(e: int, now_s: float) -> None:
-        busy[e] = bool(residents[e])
+        busy[e] = bool(running_requests[e])
         if not busy[e]:
             return
-        rows = [jobs[i] for i in residents[e]]
+        rows = [jobs[i] for i in running_requests[e]]
         tokens = sum(job.tokens if job.done == 0 else BLOCK for job in rows)
         for job in rows:
             job.done += 1
-        running = tuple(residents[e])
+        running = tuple(running_requests[e])
         heapq.heappush(heap, (now_s + seconds(tokens, len(rows)), 1 + e, running))
 
     def end(e: int, running: tuple[int, ...], now_s: float) -> None:
@@ -90,7 +90,7 @@ def latencies(
                 job.blocks.pop(0)
                 job.done = 0
             if not job.blocks:
-                residents[e].remove(index)
+                running_requests[e].remove(index)
                 load[e] -= job.tokens
                 admitted -= 1
                 result[index] = now_s - job.arrival_s

@@ -3,7 +3,7 @@
     python experiments/calibration/confidence.py     # prints, writes results/confidence.json
 
 The spreads of ``TraceOutcomes`` were chosen by hand with this script: ``block_sigma`` for the
-error with progress alone, ``haze_sigma`` for the error with confidence (dilaserve.md B5).
+error with progress alone, ``haze_sigma`` for the error with confidence (DiLaServe B5).
 """
 
 import json

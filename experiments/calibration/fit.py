@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 STEPS_JSON = HERE.parents[1] / "src/stepserve/sim/data/steps.json"
 GPUS = 16
 SEEDS = tuple(range(1, 13))  # the rate of 1,319 Poisson arrivals itself varies by 3%
-PUBLISHED = {  # attainment %, mean of the two fixed-threshold baselines (dilaserve.md B10)
+PUBLISHED = {  # attainment %, mean of the two fixed-threshold baselines (DiLaServe B10)
     "llada-8b/gsm8k": (100.0, 95.7, 72.8, 47.6, 34.2),
     "llada-8b/mmlu-pro": (100.0, 99.9, 94.8, 58.4, 22.3),
     "llada-8b/mbpp": (91.9, 86.8, 77.4, 49.9, 33.6),
@@ -163,7 +163,7 @@ def ship_steps() -> None:
     # keeps the means of the counts, not of their logs
     means = np.log(counts.mean(0)) - np.diag(factor @ factor.T) / 2
     fit = {
-        "source": "joint log-normal fitted to the 1,319 published step counts (dilaserve.md D2, "
+        "source": "joint log-normal fitted to the 1,319 published step counts (DiLaServe D2, "
         "D3) by experiments/calibration/fit.py",
         "thresholds": THRESHOLDS,
         "log_means": [round(float(m), 5) for m in means],

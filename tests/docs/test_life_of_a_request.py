@@ -34,7 +34,7 @@ def test_symbols_exist_and_say_what_they_do(module, path):
 
 
 @pytest.mark.parametrize("column", [0, 1], ids=["A", "B"])
-def test_the_numbers_of_the_causal_requests_belong_together(column):
+def test_the_numbers_of_the_autoregressive_requests_belong_together(column):
     """They were read off a run; this holds whatever the run."""
     rows = re.findall(r"^\| (.+?) \| (\d[\d, ]*) \| (\d[\d, ]*) \|$", TEXT, flags=re.MULTILINE)
     prompt, output, cut, emitted, pages, pushed, settled = (

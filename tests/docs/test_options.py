@@ -1,4 +1,4 @@
-"""The table of options of causal models has them all, with the defaults they have."""
+"""The table of options of autoregressive models has them all, with the defaults they have."""
 
 import dataclasses
 import re

@@ -9,7 +9,7 @@ import torch
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, RefreshScope, Request
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
 

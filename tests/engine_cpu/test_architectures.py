@@ -14,13 +14,13 @@ from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
 from stepserve.engine import loader
+from stepserve.engine.ar_executor import AutoregressiveExecutor
+from stepserve.engine.ar_offline import generate
 from stepserve.engine.architectures import ARCHITECTURES
-from stepserve.engine.causal import AutoregressiveExecutor
-from stepserve.engine.causal_offline import generate
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
+from stepserve.engine.diffusion_offline import denoise
+from stepserve.engine.diffusion_profiling import measure
 from stepserve.engine.loader import load_model
-from stepserve.engine.offline import denoise
-from stepserve.engine.profiling import measure
 from support.checkpoints import CONFIGS, EOS, LLAMA3, MASK, PAD, VOCAB, YARN, write
 from support.slow_models import logits
 
@@ -95,7 +95,7 @@ def test_every_architecture_has_a_checkpoint_here():
 @pytest.mark.parametrize(
     "architecture", [a for a in CONFIGS if ARCHITECTURES[a].family is Family.AUTOREGRESSIVE]
 )
-def test_a_causal_model_generates_what_the_slow_reference_does(tmp_path, architecture):
+def test_an_autoregressive_model_generates_what_the_slow_reference_does(tmp_path, architecture):
     config, tensors = write(tmp_path, architecture, seed=1)
     executor = AutoregressiveExecutor(load_model(tmp_path), page_tokens=4, page_capacity=100)
     rows = []

@@ -9,8 +9,8 @@ from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import CacheMode, DiffusionOptions, FinishReason, Progress, RefreshScope
 from stepserve.core.step import Batch, Step, StepKind
+from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import LoadedModel
-from stepserve.engine.offline import denoise
 
 MASK, EOS = 1, 2
 

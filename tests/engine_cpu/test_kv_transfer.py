@@ -24,7 +24,7 @@ from stepserve.engine.kv_frames import Inbox, Outbox, Ring
 from stepserve.engine.kv_pages import checksums
 from stepserve.engine.kv_transfer import InProcess, SharedMemory, Tcp
 from stepserve.engine.loader import load_model
-from support.causal_models import engine, make, write_checkpoint
+from support.ar_models import engine, make, write_checkpoint
 
 PAGE = 4
 STREAMS = ("shared memory", "tcp")

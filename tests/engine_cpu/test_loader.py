@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from stepserve.core.errors import FieldError
 from stepserve.engine.architectures import ARCHITECTURES
+from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import load_model
-from stepserve.engine.offline import denoise
 
 LAYOUTS = {
     "LLaDAModelLM": (

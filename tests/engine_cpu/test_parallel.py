@@ -24,21 +24,21 @@ from stepserve.core.request import (
     Request,
 )
 from stepserve.core.step import Batch, Step, StepKind
-from stepserve.engine.causal import AutoregressiveExecutor
-from stepserve.engine.causal_offline import due_step, generate
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.ar_executor import AutoregressiveExecutor
+from stepserve.engine.ar_offline import due_step, generate
+from stepserve.engine.diffusion_executor import DiffusionExecutor
+from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import load_model
 from stepserve.engine.models.experts import ExpertsConfig, SoftmaxRouting
 from stepserve.engine.models.transformer import ModelConfig
-from stepserve.engine.offline import denoise
 from stepserve.engine.parallel import Share, WorkerLostError
 from stepserve.engine.workers import (
-    ParallelCausalExecutor,
+    ParallelAutoregressiveExecutor,
     ParallelExecutor,
     Setup,
     remove_folders_left,
 )
-from support import causal_models, checkpoints
+from support import ar_models, checkpoints
 from support.diffusion_models import DREAM, LLADA, write_checkpoint
 
 PAGES = {"page_tokens": 4, "page_capacity": 400, "threads": 1}
@@ -46,8 +46,8 @@ MODES = ({}, {"temperature": 0.9}, {"temperature": 1.0, "top_p": 0.8}, {"min_tok
          {"temperature": 1.2, "top_k": 5, "min_p": 0.01}, {"logprobs": 3})  # fmt: skip
 
 CHECKPOINTS = {
-    "llama": lambda folder: causal_models.write_checkpoint(folder, tied=True, seed=1),
-    "qwen2": lambda folder: causal_models.write_checkpoint(folder, "Qwen2ForCausalLM", seed=7),
+    "llama": lambda folder: ar_models.write_checkpoint(folder, tied=True, seed=1),
+    "qwen2": lambda folder: ar_models.write_checkpoint(folder, "Qwen2ForCausalLM", seed=7),
     "llada": lambda folder: write_checkpoint(folder, LLADA, 3),
     "dream": lambda folder: write_checkpoint(folder, DREAM, 4),
     "qwen3": lambda folder: published(folder, "Qwen3ForCausalLM"),
@@ -55,7 +55,7 @@ CHECKPOINTS = {
     "llada2": lambda folder: published(folder, "LLaDA2MoeModelLM", block_size=8),
     "fast-dllm": lambda folder: published(folder, "Fast_dLLM_QwenForCausalLM"),
 }
-CAUSAL = "llama", "qwen2", "qwen3"
+AUTOREGRESSIVE = "llama", "qwen2", "qwen3"
 
 
 def published(folder, architecture, **changes):
@@ -82,7 +82,7 @@ def split(folder):
 
     def of(name, size):
         if (name, size) not in made:
-            kind = ParallelCausalExecutor if name in CAUSAL else ParallelExecutor
+            kind = ParallelAutoregressiveExecutor if name in AUTOREGRESSIVE else ParallelExecutor
             setup = Setup(str(folder(name)), ("cpu",) * size, timeout_s=120.0, **PAGES)
             made[name, size] = kind(setup)
         return made[name, size]
@@ -114,14 +114,14 @@ def in_pieces(request, outstanding):
 
 
 @pytest.mark.parametrize(("name", "size"), [("llama", 2), ("qwen2", 2), ("qwen2", 4), ("qwen3", 2)])
-def test_causal_tokens_are_those_of_one_process(folder, split, name, size):
+def test_autoregressive_tokens_are_those_of_one_process(folder, split, name, size):
     """Of two KV heads, each of four ranks holds one that another holds, too."""
     rows = [
-        causal_models.make(f"{i}", 3 + 5 * i, 12, i, **({"logprobs": 0} | mode))
+        ar_models.make(f"{i}", 3 + 5 * i, 12, i, **({"logprobs": 0} | mode))
         for i, mode in enumerate(MODES)
     ]
     rows = [(request, replace(p, prompt_ids=small(p.prompt_ids))) for request, p in rows]
-    whole = generate(causal_models.engine(load_model(folder(name))), rows, in_pieces)
+    whole = generate(ar_models.engine(load_model(folder(name))), rows, in_pieces)
     assert_same(generate(split(name, size), rows, in_pieces), whole)
     assert split(name, size).used_pages == 0
 
@@ -176,7 +176,7 @@ def test_confidences_are_those_of_one_process(folder, split, make):
 
 def test_what_one_refuses_the_others_do_not_hear_of(split):
     executor = split("qwen2", 2)
-    request, payload = causal_models.make("r", 6, 4, ignore_eos=True)
+    request, payload = ar_models.make("r", 6, 4, ignore_eos=True)
     with pytest.raises(FieldError, match="prompt"):
         executor.add(request, replace(payload, prompt_ids=()), Progress(), {})
     executor.remove("unknown")
@@ -188,7 +188,7 @@ def test_what_one_refuses_the_others_do_not_hear_of(split):
 
 def test_keys_and_values_go_between_unequal_degrees(folder, split):
     """Cut anywhere, from any degree to any: checksums and tokens of an uncut request."""
-    row = causal_models.make("r", 21, 8, 5, ignore_eos=True)
+    row = ar_models.make("r", 21, 8, 5, ignore_eos=True)
     request, payload = row
     one = AutoregressiveExecutor(load_model(folder("qwen2")), **PAGES)
     ends = [one, split("qwen2", 2), split("qwen2", 4)]
@@ -227,9 +227,9 @@ def test_keys_and_values_go_between_unequal_degrees(folder, split):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_dies_or_hangs_is_an_error_and_nothing_is_left(folder, how):
     setup = Setup(str(folder("qwen2")), ("cpu",) * 2, timeout_s=1.0, **PAGES)
-    executor = ParallelCausalExecutor(setup)
+    executor = ParallelAutoregressiveExecutor(setup)
     workers = [worker.pid for worker in executor._processes]
-    row = causal_models.make("r", 6, 4)
+    row = ar_models.make("r", 6, 4)
     executor.add(*row, Progress(), {})
     os.kill(workers[0], how)
     step = due_step(row[0], 0, 0)
@@ -300,11 +300,11 @@ def test_workers_end_with_a_parent_that_is_killed(folder, short_folder, monkeypa
 
 
 def test_a_checkpoint_that_does_not_load_is_an_error_that_leaves_nothing(tmp_path):
-    folder = causal_models.write_checkpoint(
+    folder = ar_models.write_checkpoint(
         tmp_path, change=lambda config, tensors: tensors.pop("model.norm.weight")
     )
     with pytest.raises(FieldError, match=r"missing tensors: model\.norm\.weight"):
-        ParallelCausalExecutor(Setup(str(folder), ("cpu",) * 2))
+        ParallelAutoregressiveExecutor(Setup(str(folder), ("cpu",) * 2))
 
 
 EXPERTS = ExpertsConfig(6, 9, SoftmaxRouting(2), shared_size=11)

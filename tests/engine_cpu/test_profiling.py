@@ -1,8 +1,8 @@
 """The step-time table that ``stepserve profile`` measures."""
 
 from stepserve.cost.step_table import StepProfile
-from stepserve.engine import profiling
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine import diffusion_profiling as profiling
+from stepserve.engine.diffusion_executor import DiffusionExecutor
 from support.live_cluster import tiny_model
 
 

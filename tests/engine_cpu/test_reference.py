@@ -8,7 +8,7 @@ import torch
 from stepserve.core.denoising import due_step
 from stepserve.core.request import CacheMode, Progress, RefreshScope
 from stepserve.core.step import Batch
-from stepserve.engine.offline import denoise
+from stepserve.engine.diffusion_offline import denoise
 
 
 class DenseAttention:
@@ -161,7 +161,7 @@ def test_company_changes_nothing(tiny, make, executor, model):
 def test_confidence_statistics_are_over_the_latest_value_of_every_output_position(
     tiny, make, executor
 ):
-    """dilaserve.md B4: a recompute step refreshes all masked positions, a cached one the block."""
+    """DiLaServe B4: a recompute step refreshes all masked positions, a cached one the block."""
     loaded = tiny()
     engine = executor(loaded)
     request, payload = make(output=14, block=8)

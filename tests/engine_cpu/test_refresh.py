@@ -3,7 +3,6 @@
 import pytest
 from tokenizers import Tokenizer
 
-from stepserve.control.assemble import assemble_local
 from stepserve.core.actions import Predict, RunBatch
 from stepserve.core.config import ControlConfig
 from stepserve.core.events import BatchDone, Predicted, SegmentPlaced
@@ -16,8 +15,9 @@ from stepserve.core.step import StepKind
 from stepserve.cost.step_table import StepTable
 from stepserve.engine.bundled.evaluate import BUNDLED_MODEL, held_out_problems
 from stepserve.engine.bundled.vocabulary import prompt_ids
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
+from stepserve.families.assemble import assemble_local
 from support.toy_world import PROFILES, make_request, make_spec
 
 PROBLEMS, CANVAS = 6, 96
@@ -35,8 +35,8 @@ def serve(bundled, policy, **options):
     """All problems together on one instance: their tokens, and the steps that ran."""
     loaded, prompts = bundled
     engine = DiffusionExecutor(loaded, threads=1)
-    spec = make_spec(residents=PROBLEMS + 1)
-    config = ControlConfig(refresh=policy, batching="all_resident")
+    spec = make_spec(running_requests=PROBLEMS + 1)
+    config = ControlConfig(refresh=policy, batching="all_running")
     local = assemble_local(config, spec, StepTable(PROFILES))
     tokens, steps, todo = {}, [], []
     for index, prompt in enumerate(prompts):
@@ -60,7 +60,7 @@ def serve(bundled, policy, **options):
             for name, settled in done.settled.items():
                 tokens[name] |= {token.offset: token.token_id for token in settled}
             todo += local.handle(0.0, BatchDone(action.batch.id, done.outcomes, 0.0))
-    assert not local.residents
+    assert not local.running_requests
     return tokens, steps
 
 

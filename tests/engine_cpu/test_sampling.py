@@ -9,7 +9,7 @@ from stepserve.core.denoising import due_step
 from stepserve.core.payload import SamplingParams
 from stepserve.core.request import CacheMode, Progress
 from stepserve.core.step import Batch
-from stepserve.engine.offline import denoise
+from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.sampling import Position, answer, draw, truncate, uniform
 
 NONE = torch.tensor([], dtype=torch.int64)

@@ -19,8 +19,8 @@ from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
 from stepserve.core.request import Family, Progress, Request
 from stepserve.core.step import Batch
-from stepserve.engine.causal import AutoregressiveExecutor
-from stepserve.engine.causal_offline import due_step, everything, generate
+from stepserve.engine.ar_executor import AutoregressiveExecutor
+from stepserve.engine.ar_offline import due_step, everything, generate
 from stepserve.engine.loader import load_model
 from stepserve.gateway.tokenizer import TextTokenizer
 

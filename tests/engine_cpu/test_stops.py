@@ -3,7 +3,7 @@
 import pytest
 
 from stepserve.core.request import CacheMode, FinishReason
-from stepserve.engine.offline import denoise
+from stepserve.engine.diffusion_offline import denoise
 
 EOS, STOP = 2, 30
 

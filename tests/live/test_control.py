@@ -64,7 +64,7 @@ def make_config(folder, **control):
         instances=2,
         threads_per_instance=1,
         kv_pages=64,
-        max_residents=16,
+        max_running_requests=16,
         profile=str(folder / "steps.json"),
         events=str(folder / "events.jsonl.gz"),
         control=ControlConfig(**quick, **(grid | control)),

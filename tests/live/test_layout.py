@@ -16,7 +16,7 @@ from stepserve.core.request import Family, FinishReason, Request
 from stepserve.core.segment import Segment
 from stepserve.engine.loader import load_model
 from stepserve.live import deploy, families
-from support.causal_models import write_checkpoint
+from support.ar_models import write_checkpoint
 from support.live_cluster import (
     assert_at_rest,
     collect,
@@ -99,7 +99,7 @@ class CutAtTwenty:
         return Placement((start, Segment(request.id, 1, 20, None, second, 0)))
 
 
-async def test_causal_requests_are_handed_over_between_unequal_degrees(tmp_path, causal):
+async def test_autoregressive_requests_are_handed_over_between_unequal_degrees(tmp_path, causal):
     shape = (0, 16), (0,), (0, 1)
     profile = families.batch_profile(causal, 1, *shape, repeats=1)
     profile.save(tmp_path / "batches.json")

@@ -39,7 +39,7 @@ def make_config(folder, instances=3):
         instances=instances,
         threads_per_instance=1,
         kv_pages=64,
-        max_residents=8,
+        max_running_requests=8,
         operator_api=True,
         profile=str(write_step_profiles(folder, (1, 2))),
         control=ControlConfig(tp_degrees=(1, 2)),

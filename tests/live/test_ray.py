@@ -22,7 +22,7 @@ from stepserve.core.instance import InstanceSpec
 from stepserve.engine.loader import load_model
 from stepserve.live import families
 from stepserve.live.transport_ray import InstanceActor, RayCluster, fair_share
-from support.causal_models import write_checkpoint
+from support.ar_models import write_checkpoint
 from support.live_cluster import assert_at_rest, running_cluster
 from support.on_ray import all_up, ray_cluster, ray_of, serve_all
 from support.split_requests import CutAt, answer, at_rest

@@ -10,7 +10,7 @@ from stepserve.core.config import ServeConfig
 from stepserve.core.events import ChunkLanded
 from stepserve.engine.loader import load_model
 from stepserve.live import families
-from support.causal_models import write_checkpoint
+from support.ar_models import write_checkpoint
 from support.live_cluster import running_cluster
 from support.on_ray import ray_cluster, serve_all
 from support.split_requests import CutAt, answer, at_rest

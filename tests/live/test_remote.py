@@ -13,12 +13,12 @@ import torch
 from stepserve.cli.main import main
 from stepserve.core.config import ServeConfig
 from stepserve.core.request import CacheMode, FinishReason
-from stepserve.engine.causal import AutoregressiveExecutor
+from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.loader import load_model
 from stepserve.live import families, wire
 from stepserve.live.predictor import SharedPredictor
 from stepserve.live.replay import replay
-from support.causal_models import write_checkpoint
+from support.ar_models import write_checkpoint
 from support.live_cluster import (
     assert_at_rest,
     collect,
@@ -29,7 +29,7 @@ from support.live_cluster import (
 from support.remote_cluster import threads
 from support.split_requests import CutAt, answer, at_rest
 
-OPTIONS = {"instances": 2, "threads_per_instance": 1, "kv_pages": 64, "max_residents": 8}
+OPTIONS = {"instances": 2, "threads_per_instance": 1, "kv_pages": 64, "max_running_requests": 8}
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +68,10 @@ def tokens(answers):
 
 async def test_answers_are_those_of_instances_in_this_process(monkeypatch, tmp_path):
     """And what they did is in the event log, for replay, and has been counted and learnt from."""
-    loaded, events, lessons = tiny_model(), tmp_path / "events.jsonl", []
+    loaded, events, learned = tiny_model(), tmp_path / "events.jsonl", []
     async with running_cluster(loaded=loaded) as cluster:
         expected = await serve_all(cluster, 8)
-    monkeypatch.setattr(SharedPredictor, "learn", lambda _, *lesson: lessons.append(lesson))
+    monkeypatch.setattr(SharedPredictor, "learn", lambda _, *step: learned.append(step))
     async with remote_cluster(monkeypatch, loaded, threads(), events=str(events)) as cluster:
         answers = await serve_all(cluster, 8)
         assert tokens(answers) == tokens(expected)
@@ -81,7 +81,7 @@ async def test_answers_are_those_of_instances_in_this_process(monkeypatch, tmp_p
         assert [address.tcp for address in addresses] == ["", ""], "nothing is handed over"
         reading = cluster.control_reading()
     assert reading.scheduler_events["local"] > 8
-    assert len(lessons) == sum(answer.end.report.forwards for answer in answers)
+    assert len(learned) == sum(answer.end.report.forwards for answer in answers)
     found = replay(Path(events))
     assert found.difference is None
     assert found.schedulers == 3

@@ -13,8 +13,8 @@ from stepserve.engine.loader import load_model
 from stepserve.live import families
 from stepserve.live.loop import FAILURES
 from stepserve.live.replay import replay
-from stepserve.live.story import story
-from support.causal_models import write_checkpoint
+from stepserve.live.trace import trace_request
+from support.ar_models import write_checkpoint
 from support.live_cluster import assert_at_rest, collect, make_live_request, running_cluster
 from support.split_requests import CutAt, answer, at_rest
 
@@ -41,7 +41,7 @@ async def undisturbed():
 async def test_requests_go_on_where_they_are_and_no_step_is_done_twice(undisturbed, tmp_path):
     """More requests than places, so that some wait in the queue."""
     log = tmp_path / "events.jsonl"
-    options = {"instances": 2, "threads_per_instance": 1, "kv_pages": 64, "max_residents": 8}
+    options = {"instances": 2, "threads_per_instance": 1, "kv_pages": 64, "max_running_requests": 8}
     config = ServeConfig(**options, events=str(log), control=ControlConfig(migration="none"))
     async with running_cluster(config) as cluster:
         told = 0
@@ -61,7 +61,7 @@ async def test_requests_go_on_where_they_are_and_no_step_is_done_twice(undisturb
     for report in [one.end.report for one in answers]:
         assert report.forwards == 24, "a step a token at this threshold"
         assert report.migrations == 0
-    told = [line for n in range(24) for line in story(log, str(n))]
+    told = [line for n in range(24) for line in trace_request(log, str(n))]
     assert sum("a new global scheduler finds it on" in line for line in told) >= RESTARTS
     replayed = replay(log)
     assert replayed.difference is None

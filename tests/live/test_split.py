@@ -1,4 +1,4 @@
-"""Causal requests on two live instances: cut anywhere, the answer is that of an uncut one."""
+"""Requests on two live instances: cut anywhere, the answer is that of an uncut one."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from stepserve.core.errors import FieldError
 from stepserve.core.payload import KvChunk
 from stepserve.core.request import FinishReason
 from stepserve.cost.batch_profile import BatchProfile
-from stepserve.engine.causal import AutoregressiveExecutor
+from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.loader import load_model
 from stepserve.live import deploy, families
-from support.causal_models import write_checkpoint
+from support.ar_models import write_checkpoint
 from support.live_cluster import running_cluster, tiny_model
 from support.split_requests import OUTPUT, PROMPT, CutAt, answer, at_rest
 
@@ -179,7 +179,7 @@ ALONE = {"instances": 1, "threads_per_instance": 1, "kv_pages": 64}
         ({"profile": "nowhere.json"}, "profile"),
     ],
 )
-def test_settings_that_mean_nothing_to_a_causal_model_are_refused(
+def test_settings_that_mean_nothing_to_an_autoregressive_model_are_refused(
     loaded,
     profile,
     monkeypatch,

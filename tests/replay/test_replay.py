@@ -20,7 +20,7 @@ from stepserve.core.events import (
     InstanceStopped,
     PlanSolved,
     SegmentExtended,
-    TimedOut,
+    TimerExpired,
 )
 from stepserve.core.request import SLO, CacheMode, FinishReason
 from stepserve.cost.step_log import read_step_logs
@@ -37,9 +37,9 @@ HANDED_OVER = {
     HandedOff,
     HandoverAcknowledged,
     HandoverStalled,
-    TimedOut,
+    TimerExpired,
 }
-"""Of causal models only."""
+"""Of autoregressive models only."""
 
 
 async def run_a_cluster(config):
@@ -80,7 +80,7 @@ def logs(request, tmp_path_factory):
         instances=2,
         threads_per_instance=1,
         kv_pages=64,
-        max_residents=4,
+        max_running_requests=4,
         events=str(folder / f"events.{request.param}"),
         log_steps=str(folder / "steps.csv.gz"),
         control=ControlConfig(caps_every_s=0.0),

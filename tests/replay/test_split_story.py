@@ -1,4 +1,4 @@
-"""``stepserve trace`` of causal requests that two instances share, one cut on either side.
+"""``stepserve trace`` of autoregressive requests that two instances share, one cut on either side.
 
 Cuts are those that placement chooses on an idle cluster, from a profile that is made up: only
 the times in the story depend on the machine.
@@ -19,7 +19,7 @@ from stepserve.core.step import Mix
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.engine.loader import load_model
 from stepserve.live import families
-from support.causal_models import make, write_checkpoint
+from support.ar_models import make, write_checkpoint
 from support.live_cluster import collect, running_cluster
 
 NAME, FIRST, SECOND = "told", "node0-gpu0", "node0-gpu1"

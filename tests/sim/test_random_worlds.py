@@ -14,8 +14,8 @@ from support.toy_world import ToyWorld, make_request, make_spec
 POLICIES = [
     ControlConfig(placement=p, batching=b, threshold=t, thresholds=(0.9, 0.7, 0.5), queue_limit=q)
     for p, b, t, q in [
-        ("least_loaded", "all_resident", "fixed", 1000),
-        ("step_completion", "all_resident", "deadline_fit", 20),
+        ("least_loaded", "all_running", "fixed", 1000),
+        ("step_completion", "all_running", "deadline_fit", 20),
         ("step_completion", "latency_budget", "deadline_fit", 1000),
         ("least_loaded", "latency_budget", "fixed", 10),
     ]
@@ -75,7 +75,7 @@ def test_a_request_that_outgrows_every_instance_fails_at_once():
 
 def test_queue_limit_rejects_with_a_retry_time():
     config = ControlConfig(thresholds=(0.9, 0.5), queue_limit=2)
-    world = ToyWorld(0, config=config, specs=[make_spec(residents=1)])
+    world = ToyWorld(0, config=config, specs=[make_spec(running_requests=1)])
     for index in range(8):
         world.arrive(make_request(f"r{index}", arrival_s=0.1 + index * 1e-3))
     world.run()

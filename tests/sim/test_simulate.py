@@ -117,7 +117,7 @@ def test_an_event_log_that_could_not_be_replayed_is_refused(tmp_path, capsys):
 
 
 def test_an_unloaded_request_takes_the_published_base_latency():
-    """Calibration (dilaserve.md D5): 1.9 s at TP1 and 0.9, give or take the request's own steps."""
+    """Calibration (DiLaServe D5): 1.9 s at TP1 and 0.9, give or take the request's own steps."""
     setting = Setting(nodes=(1,), requests=60, rates_per_gpu_per_s=(0.1,))
     system = SYSTEMS["infaas"]
     load = traced.make_load(setting, system, Point("infaas", 0.1, 5.0, 0))

@@ -1,4 +1,4 @@
-"""Truth, predictions and records of causal requests, one at a time."""
+"""Truth, predictions and records of autoregressive requests, one at a time."""
 
 import statistics
 from array import array

@@ -1,4 +1,4 @@
-"""``stepserve simulate`` with causal models, from config to files."""
+"""``stepserve simulate`` with autoregressive models, from config to files."""
 
 import json
 from dataclasses import replace

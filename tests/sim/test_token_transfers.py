@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepserve.core.actions import FreeState, Later, PushChunk, Tell
-from stepserve.core.events import ChunkLanded, HandedOff, TimedOut
+from stepserve.core.actions import FreeState, PushChunk, StartTimer, Tell
+from stepserve.core.events import ChunkLanded, HandedOff, TimerExpired
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import Progress
 from stepserve.core.segment import HandoverStage
@@ -127,7 +127,7 @@ def test_chunks_die_with_their_sender_and_its_messages_arrive():
 def test_nothing_reaches_the_next_incarnation_of_a_lost_instance():
     desk = Desk()
     desk.do(A, push(0, 100), Tell(B, HandedOff(R, 2, Progress(100, 1)), ""))
-    desk.do(B, Later(0.5, TimedOut(R, 2, HandoverStage.LANDING), ""))
+    desk.do(B, StartTimer(0.5, TimerExpired(R, 2, HandoverStage.LANDING), ""))
     desk.run(0.02)
     desk.lose(B)
     desk.come_up(B)
@@ -155,8 +155,8 @@ def test_messages_of_a_pair_keep_their_order_when_they_are_held_up():
 
 
 def test_timers_go_off_where_they_were_set():
-    desk, timer = Desk(), TimedOut(R, 2, HandoverStage.PREPARE)
-    desk.do(B, Later(0.5, timer, ""))
+    desk, timer = Desk(), TimerExpired(R, 2, HandoverStage.PREPARE)
+    desk.do(B, StartTimer(0.5, timer, ""))
     desk.run()
     assert desk.heard == [(0.5, B, timer)]
 

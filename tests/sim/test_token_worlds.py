@@ -1,4 +1,4 @@
-"""Causal requests end to end in simulated clusters, whole and in pieces."""
+"""Autoregressive requests end to end in simulated clusters, whole and in pieces."""
 
 from collections import Counter
 from dataclasses import replace
@@ -172,7 +172,7 @@ def test_these_worlds_do_what_they_are_for():
     assert seen["handed off for a lost one"] >= 3
     assert stalled >= events["HandoverStalled"] >= 3
     assert events["SegmentExtended"] >= 3
-    assert events["TimedOut"] >= 10
+    assert events["TimerExpired"] >= 10
 
 
 @pytest.mark.parametrize("seed", [3, 8])

@@ -28,7 +28,7 @@ from stepserve.core.request import Family, FinishReason, Request
 from stepserve.engine.loader import load_model
 from stepserve.engine.workers import remove_folders_left
 from stepserve.live import families
-from support.causal_models import write_checkpoint
+from support.ar_models import write_checkpoint
 from support.live_cluster import (
     assert_at_rest,
     collect,
@@ -52,14 +52,14 @@ REST_S = 60.0
 
 
 def chaos_options(family, folder, layout):
-    """Of a ``ServeConfig``. Of causal models most requests are cut."""
+    """Of a ``ServeConfig``. Of autoregressive models most requests are cut."""
     tokens = TokenConfig(gain=0.0, least_segment_tokens=16, chunk_tokens=64)
     return {
         "model": str(folder),
         "layout": layout,
         "threads_per_instance": 1,
         "kv_pages": 200,
-        "max_residents": 12,
+        "max_running_requests": 12,
         "operator_api": True,
         "profile": str(folder / "steps.json") if family is Family.DIFFUSION else "",
         "control": ControlConfig(tp_degrees=(1, 2), tokens=tokens),

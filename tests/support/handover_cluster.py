@@ -15,11 +15,9 @@ from stepserve.control.load_control import LoadControl
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.control.reconfigure import _drain
-from stepserve.control.threshold.fixed import FixedThreshold
 from stepserve.core.actions import (
     Finish,
     FreeState,
-    Later,
     LoadState,
     Predict,
     PushChunk,
@@ -27,6 +25,7 @@ from stepserve.core.actions import (
     Report,
     RunBatch,
     Send,
+    StartTimer,
     Stop,
     Tell,
 )
@@ -51,18 +50,19 @@ from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import Placement
 from stepserve.core.request import Family, FinishReason, Progress, Request
-from stepserve.core.resident import StepPace
+from stepserve.core.running import StepPace
 from stepserve.core.segment import Segment
 from stepserve.core.step import StepKind, StepOutcome
+from stepserve.policies.threshold.fixed import FixedThreshold
 
 GLOBAL = "global"
 PAGE = 4
 
 
 class Everybody:
-    """All residents; prefills in small chunks."""
+    """All running requests; prefills in small chunks."""
 
-    def pace(self, residents, spec):
+    def pace(self, running_requests, spec):
         return StepPace(0.1, 0.1)
 
     def compose(self, candidates, spec, now_s):
@@ -367,7 +367,7 @@ class HandoverCluster:
                     assert 0 <= start < stop <= row.held, "only what is computed is pushed"
                     if to in self.machines:
                         self.post(("chunk", name, to), self.machines[to], action)
-                case Later(_, timer):
+                case StartTimer(_, timer):
                     machine.timers.append(timer)
         return actions
 
@@ -434,7 +434,7 @@ class HandoverCluster:
             )
             tokens = [*instance.placed.values(), *instance.expected.values()]
             tokens += [tokens for _, tokens in instance.departing.values()]
-            assert instance.resident_tokens == sum(tokens)
+            assert instance.running_tokens == sum(tokens)
             local = self.known[name].local
             for request_id, pages in local.pages._held.items():
                 assert instance.pages._held.get(request_id, 0) >= pages, "room was promised"
@@ -442,34 +442,32 @@ class HandoverCluster:
             assert not instance.expected or name in planned
         placed = [t for t in ledger.requests.values() if t.segment is not None]
         assert ledger.admitted == len(placed)
-        for tracked in ledger.requests.values():
-            name = tracked.request.id
-            chain = [s for s in (tracked.segment, *tracked.planned) if s is not None]
+        for state in ledger.requests.values():
+            name = state.request.id
+            chain = [s for s in (state.segment, *state.planned) if s is not None]
             for segment in chain:
                 instance = ledger.instances[segment.instance]
-                assert name in (
-                    instance.placed if segment is tracked.segment else instance.expected
-                )
-            assert not tracked.planned or tracked.segment is not None
+                assert name in (instance.placed if segment is state.segment else instance.expected)
+            assert not state.planned or state.segment is not None
             for one, after in itertools.pairwise(chain):
                 assert one.stop == after.start, "segments tile the axis"
                 assert one.epoch + 1 == after.epoch
-            assert not chain or chain[-1].stop is None or tracked.cancelled or tracked.cutting
+            assert not chain or chain[-1].stop is None or state.cancelled or state.cutting
             queued = any(row[2] == name for row in self.scheduler._queue)
-            assert queued == (tracked.segment is None and tracked.forecast is not None)
+            assert queued == (state.segment is None and state.forecast is not None)
 
     def check_machines(self):
-        running = [r for m in self.machines.values() for r in m.local.residents]
-        assert len(running) == len(set(running)), "a request is resident in one place"
+        running = [r for m in self.machines.values() for r in m.local.running_requests]
+        assert len(running) == len(set(running)), "a request is running request in one place"
         for machine in self.machines.values():
             local = machine.local
             assert local.pages.free + sum(local.pages._held.values()) == local.pages.capacity
-            paused = {r for r, o in local.outbound.items() if o.resident is not None}
-            assert set(local.pages._held) == {*local.residents, *local.inbound, *paused}
+            paused = {r for r, o in local.outbound.items() if o.running is not None}
+            assert set(local.pages._held) == {*local.running_requests, *local.inbound, *paused}
             assert set(local.pages._held) == set(machine.rows)
-            assert not local.residents.keys() & local.inbound.keys()
+            assert not local.running_requests.keys() & local.inbound.keys()
             assert local.outbound.keys() <= local.pages._held.keys()
-            assert (machine.batch is None) == (not local.residents), "nobody waits in vain"
+            assert (machine.batch is None) == (not local.running_requests), "nobody waits in vain"
 
     def check_rest(self):
         """Everybody has an answer, and nothing is left of anybody."""
@@ -479,10 +477,10 @@ class HandoverCluster:
         for instance in ledger.instances.values():
             assert not len(instance.pages)
             assert not instance.departing
-            assert instance.resident_tokens == 0
+            assert instance.running_tokens == 0
         for machine in self.machines.values():
             local = machine.local
-            held = {*local.residents, *local.inbound, *local.outbound, *local.pages._held}
+            held = {*local.running_requests, *local.inbound, *local.outbound, *local.pages._held}
             assert not held
             assert not machine.timers
         for truth in self.truths.values():

@@ -43,21 +43,21 @@ class Invariants:
             assert set(instance.pages._held) == set(held), "pages and promises agree"
             taken = sum(instance.pages._held.values())
             assert instance.pages.free == instance.pages.capacity - taken >= 0
-            assert instance.resident_tokens == sum(held.values())
-            assert len(held) <= instance.spec.max_residents
+            assert instance.running_tokens == sum(held.values())
+            assert len(held) <= instance.spec.max_running_requests
             assert not (instance.stopping and instance.placed), "stopped while it holds something"
         assert ledger.admitted == len(placed)
         ranks = sorted(instance.rank[:2] for instance in ledger.instances.values())
         assert [rank[:2] for rank in ledger._ranks] == ranks, "kept in order of load"
-        for name, tracked in ledger.requests.items():
-            segment = tracked.segment
+        for name, state in ledger.requests.items():
+            segment = state.segment
             assert placed.get(name) == (None if segment is None else segment.instance)
-            planned = {s.instance for s in tracked.planned}
-            assert expected.get(name, set()) == planned | ({tracked.successor} - {None})
-            waits = tracked.forecast is None
+            planned = {s.instance for s in state.planned}
+            assert expected.get(name, set()) == planned | ({state.successor} - {None})
+            waits = state.forecast is None
             assert (name in queued) == (segment is None and not waits), "in exactly one place"
-            assert segment is not None or not (tracked.successor or tracked.planned)
-            chain = [segment, *tracked.planned]
+            assert segment is not None or not (state.successor or state.planned)
+            chain = [segment, *state.planned]
             for one, after in itertools.pairwise(chain):
                 assert (one.stop, one.epoch + 1) == (after.start, after.epoch), "segments tile"
         assert {*queued, *placed, *expected} <= ledger.requests.keys()
@@ -69,15 +69,17 @@ class Invariants:
         for name, instance in self.world.instances.items():
             local = instance.local
             assert local.pages.free + sum(local.pages._held.values()) == local.pages.capacity
-            at_stop = {r for r, o in local.outbound.items() if o.resident is not None}
-            assert {*local.residents, *local.inbound, *at_stop} == set(local.pages._held)
-            assert not local.residents.keys() & local.inbound.keys()
+            at_stop = {r for r, o in local.outbound.items() if o.running is not None}
+            assert {*local.running_requests, *local.inbound, *at_stop} == set(local.pages._held)
+            assert not local.running_requests.keys() & local.inbound.keys()
             assert set(local.pages._held) == set(self.rows.held.get(name, ()))
-            assert len(local.pages) <= instance.spec.max_residents
+            assert len(local.pages) <= instance.spec.max_running_requests
             self.check_promises(name, local)
-            assert not seen & local.residents.keys(), "a request is resident in one place"
-            seen |= local.residents.keys()
-            assert (local._running is None) == (not local.residents), "nobody waits in vain"
+            assert not seen & local.running_requests.keys(), (
+                "a request is running request in one place"
+            )
+            seen |= local.running_requests.keys()
+            assert (local._batch is None) == (not local.running_requests), "nobody waits in vain"
         gpus = [g for i in self.world.instances.values() for g in _gpus(i.spec.slot)]
         assert len(gpus) == len(set(gpus)), "a GPU belongs to one instance"
 
@@ -97,13 +99,13 @@ class Invariants:
         assert set(scheduler.ledger.instances) == set(world.instances)
         for instance in scheduler.ledger.instances.values():
             assert instance.pages.free == instance.pages.capacity
-            assert not instance.resident_tokens
+            assert not instance.running_tokens
             assert not instance.draining
         for instance in world.instances.values():
-            assert not instance.local.residents
+            assert not instance.local.running_requests
             assert not instance.local.inbound
             assert not instance.local.outbound
-            assert instance.local._running is None
+            assert instance.local._batch is None
         for record in world.records.values():
             assert record.answer is not None
             if isinstance(record.answer, Reject):

@@ -109,7 +109,7 @@ async def collect(frontend, request, payload, on_tokens=None):
 @contextlib.asynccontextmanager
 async def running_cluster(config=None, listeners=(), loaded=None, planner=None, host=None):
     config = config or ServeConfig(
-        instances=2, threads_per_instance=1, kv_pages=64, max_residents=8
+        instances=2, threads_per_instance=1, kv_pages=64, max_running_requests=8
     )
     executors = []
 
@@ -122,7 +122,7 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None, 
         return unittest.mock.patch.object(families, name, CountedExecutor)
 
     with contextlib.ExitStack() as patches:
-        for name in ("Diffusion", "Autoregressive", "Parallel", "ParallelCausal"):
+        for name in ("Diffusion", "Autoregressive", "Parallel", "ParallelAutoregressive"):
             patches.enter_context(counted(f"{name}Executor"))
         cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner, host)
         cluster.start()

@@ -1,4 +1,4 @@
-"""Plan problems with the published step times: LLaDA-8B on H100, milliseconds (dilaserve.md B2)."""
+"""Plan problems with the published step times: LLaDA-8B on H100, milliseconds (DiLaServe B2)."""
 
 from stepserve.core.plan import PlanProblem, Slot, WorkloadClass
 from stepserve.core.request import CacheMode

@@ -15,7 +15,7 @@ def random_config(seed):
     )
     return ControlConfig(
         placement=rng.choice(["least_loaded", "step_completion"]),
-        batching=rng.choice(["all_resident", "latency_budget"]),
+        batching=rng.choice(["all_running", "latency_budget"]),
         threshold=rng.choice(["fixed", "deadline_fit", "at_cap"]),
         load_control=rng.choice(["none", "load_caps", "horizon_caps", "marginal_caps"]),
         migration=rng.choice(["none", "recompute_step", "any_step"]),
@@ -26,7 +26,7 @@ def random_config(seed):
         thresholds=(0.9, 0.7, 0.5),
         queue_limit=rng.choice([5, 20, 1000]),
         admitted_limit=rng.choice([0, 0, 6]),
-        resident_tokens=rng.choice([0, 0, 400]),
+        running_tokens=rng.choice([0, 0, 400]),
         heavy_tokens=rng.choice([64, 8192]),
         predict_every_tokens=rng.choice([1, 8, 1000]),
         caps_every_s=rng.choice([0.0, 0.1]),

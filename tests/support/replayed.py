@@ -7,25 +7,25 @@ import torch
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Request
-from stepserve.engine.causal import AutoregressiveExecutor
-from stepserve.engine.causal_offline import generate
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.ar_executor import AutoregressiveExecutor
+from stepserve.engine.ar_offline import generate
+from stepserve.engine.diffusion_executor import DiffusionExecutor
+from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
-from stepserve.engine.offline import denoise
 
 MASK, EOS, VOCAB = 1, 2, 40
 NEVER = VOCAB - 1
 """A token that no model writes."""
 LLADA = {"kv_heads": 4}
 DREAM = {"qkv_bias": True, "shift_logits": True}
-CAUSAL = {"qkv_bias": True, "mask_token_id": None}
+AUTOREGRESSIVE = {"qkv_bias": True, "mask_token_id": None}
 BLOCKS = {"qk_norm": True, "head_dim": 24, "attention_block": 8}
 SHIFTED_BLOCKS = {"qkv_bias": True, "shift_logits": True, "attention_block": 8}
 SHAPES = {
     "llada": LLADA,
     "dream": DREAM,
-    "causal": CAUSAL,
+    "causal": AUTOREGRESSIVE,
     "blocks": BLOCKS,
     "shifted blocks": SHIFTED_BLOCKS,
 }

@@ -1,12 +1,11 @@
 """A global scheduler told one event at a time; forecasts are answered at once."""
 
-from stepserve.control.assemble import assemble_global
 from stepserve.core.actions import Predict, Send
 from stepserve.core.config import ControlConfig
 from stepserve.core.events import InstanceReported, InstanceUp, Predicted, RequestArrived
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import InstanceSpec, ResidentReport
+from stepserve.core.instance import InstanceSpec, RunningReport
 from stepserve.core.plan import Slot
 from stepserve.core.request import (
     SLO,
@@ -18,6 +17,7 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.families.assemble import assemble_global
 
 SIZES = (64, 128, 256, 512, 1024, 4096)
 PROFILE = StepProfile(SIZES, tuple(size * 3e-5 for size in SIZES), "made up")
@@ -67,7 +67,7 @@ class ScriptedCluster:
         """The instance's periodic report: everybody placed there has come to ``settled``."""
         ledger = self.scheduler.ledger
         rows = tuple(
-            ResidentReport(r, t.epoch, Progress(settled, 0, 1), t.forecast)
+            RunningReport(r, t.epoch, Progress(settled, 0, 1), t.forecast)
             for r in ledger.instances[instance].placed
             if (t := ledger.requests[r])
         )

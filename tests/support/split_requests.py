@@ -1,4 +1,4 @@
-"""Causal requests of a live cluster that are cut where their ids say."""
+"""Autoregressive requests of a live cluster that are cut where their ids say."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.protocols import Placement
 from stepserve.core.request import Family, Request
 from stepserve.core.segment import Segment
-from support.causal_models import VOCAB
+from support.ar_models import VOCAB
 from support.live_cluster import assert_at_rest, collect
 
 PROMPT, OUTPUT = 12, 10

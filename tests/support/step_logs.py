@@ -1,6 +1,6 @@
 """Synthetic step logs: requests of a known difficulty that their confidences tell of.
 
-dilaserve.md C5: difficulty is lognormal with mean 1, steps per block follow the published
+DiLaServe C5: difficulty is lognormal with mean 1, steps per block follow the published
 tokens per step (B3), and masked positions are less confident the harder a request is.
 """
 

@@ -1,4 +1,4 @@
-"""Small simulated clusters of causal requests that check themselves; random ones from a seed.
+"""Small autoregressive clusters that check themselves; random ones from a seed.
 
 ``TokenWorld`` is ``ToyWorld`` with outputs of drawn lengths, cuts at any token, chunks that may
 land damaged, and step times that are linear in what a batch is made of.
@@ -6,7 +6,6 @@ land damaged, and step times that are linear in what a batch is made of.
 
 import random
 
-from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.core.actions import Finish
 from stepserve.core.config import ControlConfig, TokenConfig
 from stepserve.core.ids import RequestId
@@ -14,6 +13,7 @@ from stepserve.core.protocols import Placement
 from stepserve.core.request import SLO, Family, FinishReason, Request
 from stepserve.core.segment import Segment
 from stepserve.core.step import Mix
+from stepserve.families.assemble import assemble_global, assemble_local
 from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.known_lengths import KnownLengths
@@ -164,7 +164,7 @@ def random_token_config(seed):
     """Any options may meet any others; chunks are small, so that prompts have several."""
     rng = random.Random(f"{seed}/config")
     return token_config(
-        batching=rng.choice(["all_resident", "latency_budget", "latency_budget"]),
+        batching=rng.choice(["all_running", "latency_budget", "latency_budget"]),
         queue=rng.choice(["deadline", "fcfs", "fcfs_drop"]),
         queue_limit=rng.choice([5, 20, 1000]),
         admitted_limit=rng.choice([0, 0, 6]),

@@ -7,7 +7,6 @@ block) and the invariants of ``invariants.py`` checked after every event.
 import random
 from dataclasses import dataclass, field
 
-from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.core.config import ControlConfig
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
@@ -24,11 +23,12 @@ from stepserve.core.request import (
     Request,
     ThresholdBounds,
 )
-from stepserve.core.resident import Resident
+from stepserve.core.running import RunningRequest
 from stepserve.core.segment import Segment
 from stepserve.core.step import StepKind, StepOutcome
 from stepserve.cost.remaining_steps import MeanYield, Yields
 from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.families.assemble import assemble_global, assemble_local
 from stepserve.planning.layouts import arrange, partitions
 from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
@@ -43,14 +43,14 @@ SOME_CONFIDENCE = Confidence(0.1, 0.2, 0.3, 0.4, 0.5)
 DELAYS = Delays(0.0001, 0.0005, plan_s=0.1, stop_s=0.05, rebuild_s=0.5, detect_s=0.05)
 
 
-def make_spec(name="i0", pages=256, residents=8, slot=None):
-    return InstanceSpec(InstanceId(name), 1, pages, 16, residents, slot)
+def make_spec(name="i0", pages=256, running_requests=8, slot=None):
+    return InstanceSpec(InstanceId(name), 1, pages, 16, running_requests, slot)
 
 
-def make_slots(nodes=2, gpus=2, pages=256, residents=8):
+def make_slots(nodes=2, gpus=2, pages=256, running_requests=8):
     """One instance on every GPU, so that a planner may change the layout."""
     return [
-        make_spec(f"node{n}-gpu{g}", pages, residents, Slot(n, (g,)))
+        make_spec(f"node{n}-gpu{g}", pages, running_requests, Slot(n, (g,)))
         for n in range(nodes)
         for g in range(gpus)
     ]
@@ -83,9 +83,9 @@ def make_request(
     )
 
 
-def make_resident(program, request, progress, forecast):
+def make_running(program, request, progress, forecast):
     """A request as an instance holds it, right after it joined."""
-    return Resident(
+    return RunningRequest(
         request=request,
         segment=Segment(request.id, 0, progress.settled, None, InstanceId("i0"), 1),
         progress=progress,
@@ -216,7 +216,7 @@ class ToyWorld:
         """``faults``: of ``FaultConfig``. Messages jitter by up to 2 ms unless told otherwise."""
         self.rng = random.Random(seed)
         self.config = config or ControlConfig(thresholds=(0.9, 0.7, 0.5), queue_limit=20)
-        self.specs = specs or [make_spec("i0"), make_spec("i1", pages=40, residents=3)]
+        self.specs = specs or [make_spec("i0"), make_spec("i1", pages=40, running_requests=3)]
         self.log, self.requests, self.ends_at = [], [], {}
         self.rows = ToyRows(self.rng, self.ends_at, self.config.migration == "any_step")
         self.world = World(

@@ -20,7 +20,7 @@ from stepserve.cost.step_table import StepProfile
 from stepserve.engine.bundled.evaluate import BUNDLED_MODEL, held_out_problems
 from stepserve.engine.bundled.tasks import Problem, correct
 from stepserve.engine.bundled.vocabulary import EOS, prompt_ids
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
 from stepserve.sim.cluster import Profiles, make_request, slo_classes
 from stepserve.sim.config import Setting, System

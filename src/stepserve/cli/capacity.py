@@ -16,7 +16,7 @@ from stepserve.core.plan import PlanProblem, Slot, WorkloadClass
 from stepserve.core.request import CacheMode
 
 TOKENS_PER_STEP = (3.02, 3.89, 4.77, 5.65, 6.58)
-"""LLaDA-8B at 0.9 .. 0.5 with the dual cache: the published planner's own (dilaserve.md B3)."""
+"""LLaDA-8B at 0.9 .. 0.5 with the dual cache: the published planner's own (DiLaServe B3)."""
 
 PUBLISHED = "H100/llada-8b"
 NAMED_DEGREES = (1, 2, 4)

@@ -40,13 +40,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write it; ``serve --profile OUT`` uses it.
 
-    Of a causal model, batches of prefills and decodes are measured instead of steps.
+    Of an autoregressive model, batches of prefills and decodes are measured instead of steps.
 
     Degree g is measured as it is served: g processes with a share of the model each.
     """
     import torch
 
-    from stepserve.engine.profiling import measure
+    from stepserve.engine.diffusion_profiling import measure
     from stepserve.live.families import BATCH_PROFILE, load, lone_executor
 
     out: Path = vars(args).get("out") or Path(
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _batches(
     loaded: "LoadedModel", executor: "AnyExecutor", threads: int, repeats: int, out: Path
 ) -> int:
-    from stepserve.engine import causal_profiling as grid
+    from stepserve.engine import ar_profiling as grid
     from stepserve.live.families import batch_profile
 
     axes = grid.PREFILL_TOKENS, grid.CONTEXT_TOKENS, grid.DECODES

@@ -24,12 +24,12 @@ OPTIONS = {
     "device": "torch device, such as cpu or cuda:0",
     "dtype": "float32, float16 or bfloat16",
     "profile": "step-time table from `stepserve profile`, if the model's folder has none",
-    "keep_profile": "a causal model's batch times: read at start if it exists, written at the end",
+    "keep_profile": "autoregressive batch times: read at start if there, written at the end",
     "predictor": "of remaining steps: mean, boosted, or auto: boosted if the model has one",
     "events": "write every event and decision to this file, anew at each start (.gz: compressed)",
     "log_steps": "write every executed step to this file, to train a predictor on",
     "operator_api": "serve /cluster, too: state of the instances, changes of the layout",
-    "max_residents": "most requests that one instance steps at a time",
+    "max_running_requests": "most requests that one instance steps at a time",
     "kv_pages": "KV pages of each instance",
 }
 CONTROL_OPTIONS = {

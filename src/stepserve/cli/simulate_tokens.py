@@ -1,4 +1,4 @@
-"""``stepserve simulate`` of an experiment with causal models (``family = "autoregressive"``)."""
+"""``stepserve simulate`` of experiments with autoregressive models."""
 
 import argparse
 import time
@@ -42,7 +42,7 @@ def run(
     """Run the experiment and write what came of it."""
     for name in ("log_steps", "events"):
         if getattr(args, name) is not None:
-            raise FieldError(f"--{name.replace('_', '-')}", "not kept of causal models")
+            raise FieldError(f"--{name.replace('_', '-')}", "not kept of autoregressive models")
     experiment = from_tables(table, TOKEN_SYSTEMS, candidates)
     if args.seed:
         setting = replace(experiment.setting, seeds=tuple(args.seed))

@@ -15,9 +15,9 @@ from stepserve.core.step import Batch
 from stepserve.cost.step_log import StepLog
 from stepserve.engine.bundled.evaluate import BATCH_ROWS, BUNDLED_MODEL, held_out_problems
 from stepserve.engine.bundled.vocabulary import prompt_ids
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
+from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import load_model
-from stepserve.engine.offline import denoise
 
 
 class LoggingExecutor:

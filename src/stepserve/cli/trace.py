@@ -1,4 +1,4 @@
-"""``stepserve trace``: the story of one request, from an event log."""
+"""``stepserve trace``: what happened to one request, from an event log."""
 
 import argparse
 from pathlib import Path
@@ -17,8 +17,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for every stop, or for every request."""
-    from stepserve.live.story import requests, story
+    from stepserve.live.trace import requests, trace_request
 
-    for line in requests(args.file) if args.request is None else story(args.file, args.request):
+    name = args.request
+    for line in requests(args.file) if name is None else trace_request(args.file, name):
         print(line)
     return 0

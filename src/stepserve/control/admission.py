@@ -31,15 +31,15 @@ def completion_s(
     """
     lowest = len(forecast.steps) - 1
 
-    def alone_s(load: InstanceLoad, residents: int) -> float:
-        batches = program.batches_left(request, progress, forecast, lowest, residents)
+    def alone_s(load: InstanceLoad, running_requests: int) -> float:
+        batches = program.batches_left(request, progress, forecast, lowest, running_requests)
         return service_s(batches, load.spec, cost)
 
     if with_room and ahead == 0:
-        return min(alone_s(load, load.residents + 1) for load in with_room)
-    slots = sum(load.spec.max_residents for load in loads)
+        return min(alone_s(load, load.running_requests + 1) for load in with_room)
+    slots = sum(load.spec.max_running_requests for load in loads)
     waits = 1.0 + (ahead + 1) / slots if slots else math.inf
-    full_s = (alone_s(load, load.spec.max_residents) for load in loads)
+    full_s = (alone_s(load, load.spec.max_running_requests) for load in loads)
     return waits * min(full_s, default=math.inf)
 
 

@@ -42,7 +42,7 @@ from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 
 from . import splits
 from .admission import completion_s
-from .ledger import Ledger, Tracked, WorkOf
+from .ledger import Ledger, RequestState, WorkOf
 from .load_control import LoadControl
 from .reconfigure import Reconfiguration
 from .recovery import WHY, Recovery
@@ -77,7 +77,7 @@ class GlobalScheduler:
         self._cost = cost
         self.load_control = load_control
         self.reconfiguration = Reconfiguration(config, cost)
-        self.ledger = Ledger(program, config.resident_tokens, config.admitted_limit, work)
+        self.ledger = Ledger(program, config.running_tokens, config.admitted_limit, work)
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
         self._queue: list[QueueKey] = []  # sorted
         self._losses: dict[InstanceId, int] = {}  # in a row, without a batch in between
@@ -143,8 +143,8 @@ class GlobalScheduler:
         actions = recovery.enter(self.ledger, self._program)
         for request_id, ended in recovery.ended.items():
             actions.append(self._end_of(requests[request_id], ended))
-        for tracked in [t for t in requests.values() if t.segment is None]:
-            actions += self._resume(tracked, WHY)
+        for state in [t for t in requests.values() if t.segment is None]:
+            actions += self._resume(state, WHY)
         self.load_control.changed()
         for spec in self.reconfiguration.missing(recovery.layout, self.ledger):
             actions.append(self._rebuild(spec, 0.0, "nothing is on its GPUs"))
@@ -162,45 +162,45 @@ class GlobalScheduler:
             return [Reject(request.id, 1.0, f"queue is full ({len(self._queue)} waiting)")]
         if not self.ledger.can_ever_hold(request):
             return [Finish(request.id, FinishReason.ERROR, TOO_LARGE, TOO_LARGE)]
-        tracked = Tracked(request, self._program.start(request))
-        self.ledger.requests[request.id] = tracked
-        return [self._predict(tracked, "arrived")]
+        state = RequestState(request, self._program.start(request))
+        self.ledger.requests[request.id] = state
+        return [self._predict(state, "arrived")]
 
-    def _predict(self, tracked: Tracked, why: str) -> GlobalAction:
-        request = tracked.request
+    def _predict(self, state: RequestState, why: str) -> GlobalAction:
+        request = state.request
         thresholds = self._program.thresholds(request, self._config.thresholds)
-        return Predict(request, tracked.progress, thresholds, why)
+        return Predict(request, state.progress, thresholds, why)
 
     def _admit(self, now_s: float, event: Predicted) -> list[GlobalAction]:
-        tracked = self.ledger.requests.get(event.request_id)
-        if tracked is None or tracked.forecast is not None:
+        state = self.ledger.requests.get(event.request_id)
+        if state is None or state.forecast is not None:
             return []
-        tracked.forecast = event.forecast
-        is_new = tracked.epoch == 0
+        state.forecast = event.forecast
+        is_new = state.epoch == 0
         if is_new:
-            self.load_control.admit(tracked)
-            self.reconfiguration.count(tracked)
-        if is_new and tracked.request.slo.on_miss is OnMiss.REJECT:
-            refusal = self._refuse(now_s, tracked, event.forecast)
+            self.load_control.admit(state)
+            self.reconfiguration.count(state)
+        if is_new and state.request.slo.on_miss is OnMiss.REJECT:
+            refusal = self._refuse(now_s, state, event.forecast)
             if refusal is not None:
                 del self.ledger.requests[event.request_id]
                 return [refusal]
-        self._enqueue(tracked)
+        self._enqueue(state)
         return self._place_queued(now_s)
 
-    def _refuse(self, now_s: float, tracked: Tracked, forecast: StepForecast) -> Reject | None:
+    def _refuse(self, now_s: float, state: RequestState, forecast: StepForecast) -> Reject | None:
         """A rejection if the deadline is out of reach by the time the request would be served."""
-        request = tracked.request
+        request = state.request
         if request.deadline_s is None:
             return None
         left_s = request.deadline_s - now_s
         need_s = completion_s(
             request,
-            tracked.progress,
+            state.progress,
             forecast,
             with_room=self.ledger.view(request, now_s).loads.values(),
             loads=tuple(self.ledger.loads()),
-            ahead=bisect.bisect_left(self._queue, queue_key(tracked, self._config.queue)),
+            ahead=bisect.bisect_left(self._queue, queue_key(state, self._config.queue)),
             program=self._program,
             cost=self._cost,
         )
@@ -211,56 +211,56 @@ class GlobalScheduler:
             why = "the deadline has passed"
         return Reject(request.id, max(1.0, min(60.0, need_s - left_s)), why)
 
-    def _enqueue(self, tracked: Tracked) -> None:
-        bisect.insort(self._queue, queue_key(tracked, self._config.queue))
+    def _enqueue(self, state: RequestState) -> None:
+        bisect.insort(self._queue, queue_key(state, self._config.queue))
 
     def _place_queued(self, now_s: float) -> list[GlobalAction]:
         """Place from the head of the queue until its head fits nowhere.
 
         A deadline that passed while its request waited cannot be met any more, so the request
         makes way for those that can still meet theirs; or, with ``fcfs_drop``, it is refused,
-        as in the published system (dilaserve.md B1).
+        as in the published system (DiLaServe B1).
         """
         actions: list[GlobalAction] = []
         while self._queue:
-            tracked = self.ledger.requests[self._queue[0][2]]
-            if self._relocation.is_too_late(tracked, now_s):
+            state = self.ledger.requests[self._queue[0][2]]
+            if self._relocation.is_too_late(state, now_s):
                 self._queue.pop(0)
-                if self._config.queue == "fcfs_drop" and tracked.epoch == 0:
-                    actions.append(self._drop(tracked))
+                if self._config.queue == "fcfs_drop" and state.epoch == 0:
+                    actions.append(self._drop(state))
                     continue
-                self._relocation.give_up(tracked)
-                self._enqueue(tracked)
+                self._relocation.give_up(state)
+                self._enqueue(state)
                 continue
-            view = self.ledger.view(tracked.request, now_s)
+            view = self.ledger.view(state.request, now_s)
             if view.loads:
                 self._queue.pop(0)
-                assert tracked.forecast is not None, "queued requests have a forecast"
+                assert state.forecast is not None, "queued requests have a forecast"
                 place = self._placement.place
-                placement = place(tracked.request, tracked.progress, tracked.forecast, view)
-                actions += self._send_segments(tracked, placement)
-            elif self.ledger.can_ever_hold(tracked.request):
+                placement = place(state.request, state.progress, state.forecast, view)
+                actions += self._send_segments(state, placement)
+            elif self.ledger.can_ever_hold(state.request):
                 break
             else:
                 self._queue.pop(0)
-                actions.append(self._finish(tracked, FinishReason.ERROR, TOO_LARGE, TOO_LARGE))
+                actions.append(self._finish(state, FinishReason.ERROR, TOO_LARGE, TOO_LARGE))
         return actions
 
-    def _send_segments(self, tracked: Tracked, placement: Placement) -> list[GlobalAction]:
+    def _send_segments(self, state: RequestState, placement: Placement) -> list[GlobalAction]:
         """The last one first: instances make room before there is anything to be handed over."""
-        self.ledger.assign(tracked, *placement.segments)
-        request, progress, forecast = tracked.request, tracked.progress, tracked.forecast
-        assert tracked.segment is not None, "it has just been placed"
+        self.ledger.assign(state, *placement.segments)
+        request, progress, forecast = state.request, state.progress, state.forecast
+        assert state.segment is not None, "it has just been placed"
         assert forecast is not None, "queued requests have a forecast"
         actions: list[GlobalAction] = []
         source = None
         seconds = placement.predicted_s or itertools.repeat(None)
-        rows = zip((tracked.segment, *tracked.planned), seconds, strict=False)
+        rows = zip((state.segment, *state.planned), seconds, strict=False)
         for segment, ends_s in rows:
-            at = request, progress, forecast, tracked.cap, source
+            at = request, progress, forecast, state.cap, source
             source = segment.instance
-            residents = len(self.ledger.instances[source].placed)
-            why = f"epoch {segment.epoch}, {residents} residents there"
+            running_requests = len(self.ledger.instances[source].placed)
+            why = f"epoch {segment.epoch}, {running_requests} running requests there"
             if placement.why:
                 why = f"{why}; {placement.why}"
             placed = SegmentPlaced(segment, *at, ends_s, placement.tbt_s)
@@ -268,84 +268,84 @@ class GlobalScheduler:
         return actions
 
     def _cancel(self, event: RequestCancelled) -> list[GlobalAction]:
-        tracked = self.ledger.requests.get(event.request_id)
-        if tracked is None or tracked.cancelled is not None:
+        state = self.ledger.requests.get(event.request_id)
+        if state is None or state.cancelled is not None:
             return []
-        if tracked.segment is not None:
-            tracked.cancelled = event.reason
-            release = tracked.ask_release(ReleasePoint.STEP, "cancelled")
-            return [release, *splits.drop(self.ledger, tracked, "cancelled")]
+        if state.segment is not None:
+            state.cancelled = event.reason
+            release = state.ask_release(ReleasePoint.STEP, "cancelled")
+            return [release, *splits.drop(self.ledger, state, "cancelled")]
         self._queue = [row for row in self._queue if row[2] != event.request_id]
-        return [self._finish(tracked, event.reason, None, "cancelled before it was placed")]
+        return [self._finish(state, event.reason, None, "cancelled before it was placed")]
 
-    def _drop(self, tracked: Tracked) -> GlobalAction:
-        del self.ledger.requests[tracked.request.id]
+    def _drop(self, state: RequestState) -> GlobalAction:
+        del self.ledger.requests[state.request.id]
         self.load_control.changed()
-        return Reject(tracked.request.id, 1.0, "its deadline passed while it waited")
+        return Reject(state.request.id, 1.0, "its deadline passed while it waited")
 
     def _end(self, event: SegmentEnded) -> list[GlobalAction]:
         segment, ledger = event.segment, self.ledger
         if ledger.departed(segment):
             return self.reconfiguration.advance(ledger)
-        tracked = ledger.requests.get(segment.request_id)
-        if tracked is None:
+        state = ledger.requests.get(segment.request_id)
+        if state is None:
             return []
-        ledger.promote(tracked, segment.epoch)  # news of its end may come before others
-        if tracked.segment is None or tracked.segment.epoch != segment.epoch:
+        ledger.promote(state, segment.epoch)  # news of its end may come before others
+        if state.segment is None or state.segment.epoch != segment.epoch:
             return []  # an older epoch
-        if event.end is SegmentEnd.HANDED_OFF and tracked.planned:
-            tracked.progress = event.progress
-            ledger.promote(tracked, tracked.planned[0].epoch)
+        if event.end is SegmentEnd.HANDED_OFF and state.planned:
+            state.progress = event.progress
+            ledger.promote(state, state.planned[0].epoch)
             ledger.departed(segment)
             return self.reconfiguration.advance(ledger)
-        dropped = splits.drop(ledger, tracked, event.end.value)
-        ledger.unassign(tracked)
+        dropped = splits.drop(ledger, state, event.end.value)
+        ledger.unassign(state)
         # What a segment says that never began may be less than what is known.
-        furthest = max(event.progress, tracked.progress, key=lambda progress: progress.emitted)
-        tracked.progress = self._program.resume(tracked.request, furthest)
+        furthest = max(event.progress, state.progress, key=lambda progress: progress.emitted)
+        state.progress = self._program.resume(state.request, furthest)
         self.load_control.changed()
         if event.end in (SegmentEnd.FINISHED, SegmentEnd.FAILED):
-            actions = [self._end_of(tracked, event)]
-        elif tracked.successor is not None and tracked.cancelled is None:
-            start, to = tracked.progress.settled, tracked.successor
-            after = Segment(tracked.request.id, segment.index + 1, start, None, to, epoch=0)
-            actions = self._send_segments(tracked, Placement((after,)))
+            actions = [self._end_of(state, event)]
+        elif state.successor is not None and state.cancelled is None:
+            start, to = state.progress.settled, state.successor
+            after = Segment(state.request.id, segment.index + 1, start, None, to, epoch=0)
+            actions = self._send_segments(state, Placement((after,)))
         else:
-            actions = self._resume(tracked, "released")
+            actions = self._resume(state, "released")
         return dropped + actions + self.reconfiguration.advance(ledger)
 
-    def _end_of(self, tracked: Tracked, event: SegmentEnded) -> GlobalAction:
+    def _end_of(self, state: RequestState, event: SegmentEnded) -> GlobalAction:
         """A request ended with its segment."""
         if event.end is SegmentEnd.FAILED:
-            return self._finish(tracked, FinishReason.ERROR, event.error, "step failed")
+            return self._finish(state, FinishReason.ERROR, event.error, "step failed")
         reason = event.progress.finished or FinishReason.STOP
-        return self._finish(tracked, reason, None, f"{event.progress.steps} steps")
+        return self._finish(state, reason, None, f"{event.progress.steps} steps")
 
-    def _resume(self, tracked: Tracked, why: str) -> list[GlobalAction]:
+    def _resume(self, state: RequestState, why: str) -> list[GlobalAction]:
         """A request that lost its place: gone if it was cancelled, else queued anew."""
-        if tracked.cancelled is not None:
-            return [self._finish(tracked, tracked.cancelled, None, "released as asked")]
-        reached = tracked.progress.finished
+        if state.cancelled is not None:
+            return [self._finish(state, state.cancelled, None, "released as asked")]
+        reached = state.progress.finished
         if reached is not None:  # only the news of its end was lost
             error = "its step failed" if reached is FinishReason.ERROR else None
-            return [self._finish(tracked, reached, error, "ended before its place was lost")]
-        if tracked.losses >= MAX_LOSSES:
-            error = f"given up after {tracked.losses} losses of its instances"
-            return [self._finish(tracked, FinishReason.ERROR, error, error)]
-        self.ledger.forget_successor(tracked)
-        tracked.forecast = None  # made for another state, and at least a placement old
-        return [self._predict(tracked, why)]
+            return [self._finish(state, reached, error, "ended before its place was lost")]
+        if state.losses >= MAX_LOSSES:
+            error = f"given up after {state.losses} losses of its instances"
+            return [self._finish(state, FinishReason.ERROR, error, error)]
+        self.ledger.forget_successor(state)
+        state.forecast = None  # made for another state, and at least a placement old
+        return [self._predict(state, why)]
 
     def _finish(
-        self, tracked: Tracked, reason: FinishReason, error: str | None, why: str
+        self, state: RequestState, reason: FinishReason, error: str | None, why: str
     ) -> GlobalAction:
-        self.ledger.forget_successor(tracked)
-        del self.ledger.requests[tracked.request.id]
+        self.ledger.forget_successor(state)
+        del self.ledger.requests[state.request.id]
         self.load_control.changed()
-        return Finish(tracked.request.id, reason, error, why)
+        return Finish(state.request.id, reason, error, why)
 
     def _hear(self, now_s: float, event: InstanceReported) -> list[GlobalAction]:
-        name, batch_ends_s, measured, residents, mix = event
+        name, batch_ends_s, measured, running_requests, mix = event
         instance = self.ledger.instances.get(name)
         if instance is None:
             return []
@@ -356,10 +356,10 @@ class GlobalScheduler:
             tokens, rows, seconds = measured
             self._cost.observe(tokens, rows, instance.spec, seconds, mix)
         actions: list[GlobalAction] = []
-        if residents:
-            self.ledger.hear(residents)
+        if running_requests:
+            self.ledger.hear(running_requests)
             self.load_control.changed()
-            actions = self._relocation.make_way(now_s, instance, self._queue)
+            actions = self._relocation.preempt(now_s, instance, self._queue)
             actions += self._relocation.migrate(instance)
         head = self.ledger.requests[self._queue[0][2]] if self._queue else None
         if head is not None and self._relocation.is_too_late(head, now_s):
@@ -367,10 +367,10 @@ class GlobalScheduler:
         return actions
 
     def _stalled(self, event: HandoverStalled) -> list[GlobalAction]:
-        tracked = self.ledger.requests.get(event.request_id)
-        if tracked is None:
+        state = self.ledger.requests.get(event.request_id)
+        if state is None:
             return []
-        return splits.do_without(self.ledger, tracked, event.epoch, "no room was made in time")
+        return splits.do_without(self.ledger, state, event.epoch, "no room was made in time")
 
     def _come_up(self, now_s: float, event: InstanceUp | InstanceFound) -> list[GlobalAction]:
         self.ledger.add_instance(event.spec, now_s)
@@ -391,21 +391,21 @@ class GlobalScheduler:
         actions: list[GlobalAction] = []
         reached, name = dict(event.progress), event.spec.id
         planned = splits.planned_on(self.ledger, name)
-        for tracked, segment in planned:
-            if splits.has_begun(tracked, segment, reached.get(tracked.request.id)):
-                self.ledger.promote(tracked, segment.epoch)
+        for state, segment in planned:
+            if splits.has_begun(state, segment, reached.get(state.request.id)):
+                self.ledger.promote(state, segment.epoch)
         placed = self.ledger.remove_instance(name)
-        for tracked, segment in planned:
-            actions += splits.do_without(self.ledger, tracked, segment.epoch, f"{name} is lost")
-        for tracked in placed:
-            progress = reached.get(tracked.request.id, tracked.progress)
-            tracked.progress = self._program.resume(tracked.request, progress)
-            tracked.losses += 1
-            if tracked.planned and progress.finished is None:
-                actions.append(splits.take_over(self.ledger, tracked))
+        for state, segment in planned:
+            actions += splits.do_without(self.ledger, state, segment.epoch, f"{name} is lost")
+        for state in placed:
+            progress = reached.get(state.request.id, state.progress)
+            state.progress = self._program.resume(state.request, progress)
+            state.losses += 1
+            if state.planned and progress.finished is None:
+                actions.append(splits.take_over(self.ledger, state))
             else:
-                actions += splits.drop(self.ledger, tracked, "ended")
-                actions += self._resume(tracked, "lost its place")
+                actions += splits.drop(self.ledger, state, "ended")
+                actions += self._resume(state, "lost its place")
         if self.reconfiguration.wants_gone(event.spec):
             self.reconfiguration.stopped(event.spec)
             return actions + self.reconfiguration.advance(self.ledger)

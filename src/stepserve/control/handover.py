@@ -1,6 +1,6 @@
 """The two sides of a hand-over: an instance that lets a request go, and its successor.
 
-Source: dynaserve.md 3.7. ``SegmentPlaced`` with a source is PREPARE; the successor holds room and
+Source: DynaServe 3.7. ``SegmentPlaced`` with a source is PREPARE; the successor holds room and
 says so (``HandoverPrepared``). From then on the predecessor pushes whole pages as it settles
 them, at its stop the rest, and says how far it came (``HandedOff``); the successor begins when all
 of that has landed, and its ``HandoverAcknowledged`` frees the predecessor's pages. Messages and
@@ -11,7 +11,7 @@ instances are lost is the global scheduler's (``splits``). Deviations: decoded t
 in as many pages as prefilled ones, not every 16.
 """
 
-from stepserve.core.actions import Later, LocalAction, PushChunk, Report, Tell
+from stepserve.core.actions import LocalAction, PushChunk, Report, StartTimer, Tell
 from stepserve.core.events import (
     ChunkLanded,
     HandedOff,
@@ -20,11 +20,11 @@ from stepserve.core.events import (
     HandoverStalled,
     SegmentExtended,
     SegmentPlaced,
-    TimedOut,
+    TimerExpired,
 )
 from stepserve.core.ids import InstanceId
 from stepserve.core.request import Progress
-from stepserve.core.resident import Resident
+from stepserve.core.running import RunningRequest
 from stepserve.core.segment import HandoverStage, Segment
 
 PREPARE_S, LANDING_S, ACKNOWLEDGE_S = 0.5, 2.0, 5.0
@@ -33,7 +33,12 @@ PUSH_PAGES = 8
 """Whole pages that are pushed together before the stop is reached."""
 
 HandoverEvent = (
-    HandoverPrepared | ChunkLanded | HandedOff | HandoverAcknowledged | TimedOut | SegmentExtended
+    HandoverPrepared
+    | ChunkLanded
+    | HandedOff
+    | HandoverAcknowledged
+    | TimerExpired
+    | SegmentExtended
 )
 
 
@@ -54,14 +59,14 @@ class Inbound:
                     self._landed = max(self._landed, stop)
                 else:  # chunks come in order: what is missing will not come
                     self._waits = False
-            case TimedOut():
+            case TimerExpired():
                 self._waits = False
             case HandedOff(request_id, epoch, _, wait):
                 self._handed = event
                 self._waits &= wait
                 if self.begins is None:
-                    timer = TimedOut(request_id, epoch, HandoverStage.LANDING)
-                    return [Later(LANDING_S, timer, f"{self._landed} tokens have landed")]
+                    timer = TimerExpired(request_id, epoch, HandoverStage.LANDING)
+                    return [StartTimer(LANDING_S, timer, f"{self._landed} tokens have landed")]
         return []
 
     @property
@@ -92,7 +97,7 @@ class Outbound:
         """``push_pages``: see ``PUSH_PAGES``; 0: nothing before the stop (serial)."""
         self.segment = segment
         self.epoch = segment.epoch + 1  # of the hand-over
-        self.resident: Resident | None = None  # None as long as it is inbound itself
+        self.running: RunningRequest | None = None  # None as long as it is inbound itself
         self.waits_for: HandoverStage | None = HandoverStage.PREPARE
         self._to: InstanceId | None = None
         self._pushed = 0  # tokens
@@ -100,9 +105,9 @@ class Outbound:
         self._push_tokens = push_pages * page_tokens
 
     def timer(self, after_s: float, stage: HandoverStage) -> LocalAction:
-        """A ``Later`` of this hand-over."""
-        timed_out = TimedOut(self.segment.request_id, self.epoch, stage)
-        return Later(after_s, timed_out, f"{stage.value} of epoch {self.epoch}")
+        """A ``StartTimer`` of this hand-over."""
+        expired = TimerExpired(self.segment.request_id, self.epoch, stage)
+        return StartTimer(after_s, expired, f"{stage.value} of epoch {self.epoch}")
 
     def hear(self, event: HandoverEvent) -> list[LocalAction]:
         """Take an event of this hand-over into account; ``waits_for`` may have changed."""
@@ -111,7 +116,7 @@ class Outbound:
             case HandoverPrepared() if stage is HandoverStage.PREPARE:
                 self._to, self.waits_for = event.instance, None
                 return self.push()
-            case TimedOut() if event.stage is stage is HandoverStage.PREPARE:
+            case TimerExpired() if event.stage is stage is HandoverStage.PREPARE:
                 self.waits_for = None
                 return self.stalled()
         return []
@@ -127,14 +132,14 @@ class Outbound:
         """Whether the request is the successor's by now, or has to be."""
         if self.waits_for is not HandoverStage.ACKNOWLEDGE:
             return False
-        timed_out = isinstance(event, TimedOut) and event.stage is HandoverStage.ACKNOWLEDGE
-        return timed_out or isinstance(event, HandoverAcknowledged)
+        expired = isinstance(event, TimerExpired) and event.stage is HandoverStage.ACKNOWLEDGE
+        return expired or isinstance(event, HandoverAcknowledged)
 
     def push(self) -> list[LocalAction]:
         """What to send of the steps that have ended; all that is left once at the stop."""
-        if self._to is None or self.resident is None:
+        if self._to is None or self.running is None:
             return []
-        progress, stop = self.resident.progress, self.segment.stop
+        progress, stop = self.running.progress, self.segment.stop
         assert stop is not None, "a segment without a stop is not handed over"
         at_stop, to, name = progress.settled >= stop, self._to, self.segment.request_id
         settled = progress.settled

@@ -8,7 +8,7 @@ from stepserve.core.actions import Send
 from stepserve.core.events import SegmentReleased
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, ResidentReport, Work
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, RunningReport, Work
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import ReleasePoint, Segment
@@ -20,11 +20,11 @@ WorkOf = Callable[[Request, Progress, StepForecast, int | None], Work]
 
 
 @dataclass(slots=True)
-class Tracked:
+class RequestState:
     """One unfinished request.
 
     Without a forecast it waits for one; with a forecast and no segment it waits in the
-    queue; with a segment it is resident on exactly that instance. ``successor`` is where it
+    queue; with a segment it is running request on exactly that instance. ``successor`` is where it
     goes on once its instance lets it go at the next cut; room is reserved there, as it is for
     the ``planned`` segments, which take over one after another.
     """
@@ -40,8 +40,8 @@ class Tracked:
     losses: int = 0  # placements that ended with the loss of the instance
     cap: float = 1.0
     cancelled: FinishReason | None = None
-    late: bool = False  # its deadline is lost, and it goes after those in time
-    makes_way: bool = False  # late, and leaves its place to them; load control ignores it
+    late: bool = False  # its deadline is infeasible, and it goes after those in time
+    preemptible: bool = False  # late, and leaves its place to them; load control ignores it
 
     def ask_release(self, at: ReleasePoint, why: str) -> Send:
         """The message that takes the segment back; answered by ``SegmentEnded``."""
@@ -52,7 +52,7 @@ class Tracked:
 
 
 @dataclass(slots=True)
-class TrackedInstance:
+class InstanceState:
     """One instance that is up, with reservations made for what was placed there.
 
     ``departing`` are those of segments that are over as far as the request goes, with their
@@ -65,18 +65,18 @@ class TrackedInstance:
     placed: dict[RequestId, int] = field(default_factory=dict)  # full lengths
     expected: dict[RequestId, int] = field(default_factory=dict)  # for successors, or planned
     departing: dict[RequestId, tuple[int, int]] = field(default_factory=dict)
-    resident_tokens: int = 0
+    running_tokens: int = 0
     draining: bool = False
     stopping: bool = False
     load: InstanceLoad | None = None  # as last worked out; None when something changed
 
     @property
     def rank(self) -> "Rank":
-        """Its place among the others: the fewest resident tokens first, ties by name."""
-        return self.resident_tokens, self.spec.id, self
+        """Its place among the others: the fewest running tokens first, ties by name."""
+        return self.running_tokens, self.spec.id, self
 
 
-Rank = tuple[int, InstanceId, TrackedInstance]
+Rank = tuple[int, InstanceId, InstanceState]
 
 
 class Ledger:
@@ -85,31 +85,31 @@ class Ledger:
     def __init__(
         self,
         program: StepProgram,
-        resident_tokens: int = 0,
+        running_tokens: int = 0,
         admitted_limit: int = 0,
         work: WorkOf | None = None,
     ) -> None:
-        """``resident_tokens``, ``admitted_limit``: see ``ControlConfig``; 0 is no limit.
+        """``running_tokens``, ``admitted_limit``: see ``ControlConfig``; 0 is no limit.
 
         ``work``, if the program has it, fills ``InstanceLoad.work``.
         """
         self._program = program
         self._work = work
-        self._resident_tokens = resident_tokens
+        self._running_tokens = running_tokens
         self._admitted_limit = admitted_limit
-        self.requests: dict[RequestId, Tracked] = {}
-        self.instances: dict[InstanceId, TrackedInstance] = {}
+        self.requests: dict[RequestId, RequestState] = {}
+        self.instances: dict[InstanceId, InstanceState] = {}
         self._ranks: list[Rank] = []  # of all instances, sorted
         self.admitted = 0  # requests that hold a segment
 
     def add_instance(self, spec: InstanceSpec, now_s: float) -> None:
         """An instance that holds nothing."""
         assert spec.id not in self.instances, "an instance comes up once before it is lost"
-        instance = TrackedInstance(spec, now_s, PageLedger(spec.page_capacity))
+        instance = InstanceState(spec, now_s, PageLedger(spec.page_capacity))
         self.instances[spec.id] = instance
         bisect.insort(self._ranks, instance.rank)
 
-    def remove_instance(self, instance: InstanceId) -> tuple[Tracked, ...]:
+    def remove_instance(self, instance: InstanceId) -> tuple[RequestState, ...]:
         """Forget an instance; returns the requests that were placed there, now without a place.
 
         Those that were to go on there stay where they are.
@@ -121,47 +121,47 @@ class Ledger:
         for request_id in gone.expected:
             self.requests[request_id].successor = None
         placed = tuple(self.requests[request_id] for request_id in gone.placed)
-        for tracked in placed:
-            self._leave(tracked)
+        for state in placed:
+            self._leave(state)
         return placed
 
-    def hear(self, residents: Iterable[ResidentReport]) -> None:
-        """Keep what an instance says of its residents."""
-        for row in residents:
-            tracked = self.requests.get(row.request_id)
-            if tracked is not None and tracked.segment is not None:
-                if tracked.planned:
-                    self.promote(tracked, row.epoch)
-                if tracked.segment.epoch == row.epoch:
-                    tracked.progress, tracked.forecast = row.progress, row.forecast
+    def hear(self, running_requests: Iterable[RunningReport]) -> None:
+        """Keep what an instance says of its running requests."""
+        for row in running_requests:
+            state = self.requests.get(row.request_id)
+            if state is not None and state.segment is not None:
+                if state.planned:
+                    self.promote(state, row.epoch)
+                if state.segment.epoch == row.epoch:
+                    state.progress, state.forecast = row.progress, row.forecast
                     if self._work is not None:
-                        self.instances[tracked.segment.instance].load = None
+                        self.instances[state.segment.instance].load = None
 
     def pages(self, request: Request, spec: InstanceSpec, stop: int | None = None) -> int:
         """KV pages that the request needs on an instance, up to a stop."""
         tokens = segment_tokens(self._program.kv_tokens(request), stop)
         return pages_for(tokens, spec.page_tokens)
 
-    def assign(self, tracked: Tracked, segment: Segment, *further: Segment) -> None:
+    def assign(self, state: RequestState, segment: Segment, *further: Segment) -> None:
         """Reserve what the segments need under new epochs, which they are stamped with."""
-        if tracked.successor == segment.instance:
+        if state.successor == segment.instance:
             instance = self.instances[segment.instance]
-            self._release(instance, instance.expected, tracked.request.id)
-        tracked.successor = None
+            self._release(instance, instance.expected, state.request.id)
+        state.successor = None
         rows = (segment, *further)
-        epochs = range(tracked.epoch + 1, tracked.epoch + 1 + len(rows))
-        tracked.epoch += len(rows)
-        self.hold(tracked, *(replace(s, epoch=e) for s, e in zip(rows, epochs, strict=True)))
+        epochs = range(state.epoch + 1, state.epoch + 1 + len(rows))
+        state.epoch += len(rows)
+        self.hold(state, *(replace(s, epoch=e) for s, e in zip(rows, epochs, strict=True)))
 
-    def hold(self, tracked: Tracked, segment: Segment, *further: Segment) -> None:
+    def hold(self, state: RequestState, segment: Segment, *further: Segment) -> None:
         """Reserve what segments need that have their epochs."""
         instance = self.instances[segment.instance]
-        self._reserve(instance, instance.placed, tracked.request, segment.stop)
+        self._reserve(instance, instance.placed, state.request, segment.stop)
         self.admitted += 1
         for planned in further:
             instance = self.instances[planned.instance]
-            self._reserve(instance, instance.expected, tracked.request, planned.stop)
-        tracked.segment, tracked.planned = segment, further
+            self._reserve(instance, instance.expected, state.request, planned.stop)
+        state.segment, state.planned = segment, further
 
     def hold_departing(self, segment: Segment, request: Request) -> None:
         """Reserve what a segment needs that is nobody's, until its instance lets it go."""
@@ -169,20 +169,20 @@ class Ledger:
         self._reserve(instance, instance.placed, request, segment.stop)
         self.depart(segment)
 
-    def promote(self, tracked: Tracked, epoch: int) -> None:
+    def promote(self, state: RequestState, epoch: int) -> None:
         """The planned segment of that epoch runs, if there is one; those before it depart."""
-        index = next((i for i, s in enumerate(tracked.planned) if s.epoch == epoch), None)
+        index = next((i for i, s in enumerate(state.planned) if s.epoch == epoch), None)
         if index is None:
             return
-        self.admitted += tracked.segment is None
-        for before in (tracked.segment, *tracked.planned[:index]):
+        self.admitted += state.segment is None
+        for before in (state.segment, *state.planned[:index]):
             if before is not None:
                 self.depart(before)
-        segment, tracked.planned = tracked.planned[index], tracked.planned[index + 1 :]
+        segment, state.planned = state.planned[index], state.planned[index + 1 :]
         instance = self.instances[segment.instance]
         instance.placed[segment.request_id] = instance.expected.pop(segment.request_id)
         instance.load = None
-        tracked.segment, tracked.cutting = segment, False
+        state.segment, state.cutting = segment, False
 
     def depart(self, segment: Segment) -> bool:
         """Keep its reservation until its instance lets it go; ``False`` if that one is lost."""
@@ -205,9 +205,9 @@ class Ledger:
         self._add_tokens(instance, -held[1])
         return True
 
-    def extend(self, tracked: Tracked, segment: Segment) -> bool:
+    def extend(self, state: RequestState, segment: Segment) -> bool:
         """Reserve what a segment needs without its stop; ``False`` if there is no room."""
-        request, instance = tracked.request, self.instances[segment.instance]
+        request, instance = state.request, self.instances[segment.instance]
         if not instance.pages.resize(request.id, self.pages(request, instance.spec)):
             return False
         held = instance.placed if request.id in instance.placed else instance.expected
@@ -216,30 +216,30 @@ class Ledger:
         self._add_tokens(instance, more)
         return True
 
-    def expect(self, tracked: Tracked, instance_id: InstanceId) -> None:
+    def expect(self, state: RequestState, instance_id: InstanceId) -> None:
         """Reserve room where a request is to go on."""
         instance = self.instances[instance_id]
-        self._reserve(instance, instance.expected, tracked.request, None)
-        tracked.successor = instance_id
+        self._reserve(instance, instance.expected, state.request, None)
+        state.successor = instance_id
 
-    def forget_successor(self, tracked: Tracked) -> None:
+    def forget_successor(self, state: RequestState) -> None:
         """Take back the room reserved where a request was to go on."""
-        if tracked.successor is not None:
-            instance = self.instances[tracked.successor]
-            self._release(instance, instance.expected, tracked.request.id)
-            tracked.successor = None
+        if state.successor is not None:
+            instance = self.instances[state.successor]
+            self._release(instance, instance.expected, state.request.id)
+            state.successor = None
 
-    def unassign(self, tracked: Tracked) -> None:
+    def unassign(self, state: RequestState) -> None:
         """Release what the current segment reserved; its epoch is over."""
-        segment = tracked.segment
+        segment = state.segment
         assert segment is not None, "a request without a segment holds no reservation"
         instance = self.instances[segment.instance]
         self._release(instance, instance.placed, segment.request_id)
-        self._leave(tracked)
+        self._leave(state)
 
     def _reserve(
         self,
-        instance: TrackedInstance,
+        instance: InstanceState,
         held: dict[RequestId, int],
         request: Request,
         stop: int | None,
@@ -250,21 +250,21 @@ class Ledger:
         self._add_tokens(instance, tokens)
 
     def _release(
-        self, instance: TrackedInstance, held: dict[RequestId, int], request_id: RequestId
+        self, instance: InstanceState, held: dict[RequestId, int], request_id: RequestId
     ) -> None:
         """Take a promise back."""
         instance.pages.release(request_id)
         self._add_tokens(instance, -held.pop(request_id))
 
-    def _add_tokens(self, instance: TrackedInstance, tokens: int) -> None:
+    def _add_tokens(self, instance: InstanceState, tokens: int) -> None:
         del self._ranks[bisect.bisect_left(self._ranks, instance.rank)]
-        instance.resident_tokens += tokens
+        instance.running_tokens += tokens
         instance.load = None
         bisect.insort(self._ranks, instance.rank)
 
-    def _leave(self, tracked: Tracked) -> None:
-        tracked.segment = None
-        tracked.cutting = False
+    def _leave(self, state: RequestState) -> None:
+        state.segment = None
+        state.cutting = False
         self.admitted -= 1
 
     def view(self, request: Request, now_s: float) -> ClusterView:
@@ -274,12 +274,12 @@ class Ledger:
         return ClusterView(now_s, {load.spec.id: load for load in self.with_room(request)})
 
     def with_room(self, request: Request) -> Iterator[InstanceLoad]:
-        """Instances that have room for a request, those with the fewest resident tokens first."""
-        most, tokens = self._resident_tokens, self._program.full_tokens(request)
+        """Instances with room for a request, those with the fewest running tokens first."""
+        most, tokens = self._running_tokens, self._program.full_tokens(request)
         kv_tokens = self._program.kv_tokens(request)
         page_tokens = pages = 0
-        for resident_tokens, _, instance in self._ranks:
-            if most and resident_tokens and resident_tokens + tokens > most:
+        for running_tokens, _, instance in self._ranks:
+            if most and running_tokens and running_tokens + tokens > most:
                 return  # nor has any further one
             spec = instance.spec
             if spec.page_tokens != page_tokens:  # the same of all instances, as a rule
@@ -291,7 +291,7 @@ class Ledger:
                 and request.id not in instance.departing
             ):
                 load = instance.load or self.load(instance)
-                if load.residents < spec.max_residents:
+                if load.running_requests < spec.max_running_requests:
                     yield load
 
     def loads(self) -> Iterable[InstanceLoad]:
@@ -300,38 +300,38 @@ class Ledger:
             if not instance.draining:
                 yield instance.load or self.load(instance)
 
-    def load(self, instance: TrackedInstance) -> InstanceLoad:
+    def load(self, instance: InstanceState) -> InstanceLoad:
         """What was promised on an instance; worked out anew only when it changed."""
         if instance.load is None:
             instance.load = InstanceLoad(
                 spec=instance.spec,
-                residents=len(instance.pages),
-                resident_tokens=instance.resident_tokens,
+                running_requests=len(instance.pages),
+                running_tokens=instance.running_tokens,
                 free_pages=instance.pages.free,
                 batch_ends_s=instance.batch_ends_s,
                 work=() if self._work is None else tuple(self._works(instance)),
             )
         return instance.load
 
-    def _works(self, instance: TrackedInstance) -> Iterator[Work]:
+    def _works(self, instance: InstanceState) -> Iterator[Work]:
         """What is left of each segment placed or planned there."""
         assert self._work is not None, "asked for only if the program tells"
         for request_id in (*instance.placed, *instance.expected):
-            tracked = self.requests[request_id]
-            progress, forecast = tracked.progress, tracked.forecast
-            for segment in (tracked.segment, *tracked.planned):
+            state = self.requests[request_id]
+            progress, forecast = state.progress, state.forecast
+            for segment in (state.segment, *state.planned):
                 if segment and forecast and segment.instance == instance.spec.id:
-                    if segment is not tracked.segment:
+                    if segment is not state.segment:
                         progress = progress._replace(settled=segment.start)
-                    yield self._work(tracked.request, progress, forecast, segment.stop)
+                    yield self._work(state.request, progress, forecast, segment.stop)
 
-    def load_without_leavers(self, instance: TrackedInstance) -> InstanceLoad:
+    def load_without_leavers(self, instance: InstanceState) -> InstanceLoad:
         """The load once everybody has left who was asked to."""
         load = self.load(instance)
         leaving = [n for r, n in instance.placed.items() if self.requests[r].cutting]
         return load._replace(
-            residents=load.residents - len(leaving),
-            resident_tokens=load.resident_tokens - sum(leaving),
+            running_requests=load.running_requests - len(leaving),
+            running_tokens=load.running_tokens - sum(leaving),
         )
 
     def can_ever_hold(self, request: Request) -> bool:

@@ -1,6 +1,6 @@
 """When threshold caps are worked out, from what, and who is told.
 
-The rule itself is a policy (``threshold/load_caps`` and its siblings). Source: dilaserve.md A2.2
+The rule itself is a policy (``threshold/load_caps`` and its siblings). Source: DiLaServe A2.2
 and B6. Caps are stale after an arrival, an end or a new forecast, and are worked out at most
 every ``every_s`` (B1: about once per second); the scheduler that owns this needs no timer,
 because nothing can have changed while it heard nothing.
@@ -15,14 +15,14 @@ from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import CapPolicy, CostModel, Demand, StepProgram
 
-from .ledger import Ledger, Tracked
+from .ledger import Ledger, RequestState
 
 BELIEVED = 0.7
 """Share of the fastest predicted remaining time that is required of a deadline (B6)."""
 
 
 class LoadControl:
-    """Keeps ``Tracked.cap`` of every request, and tells instances what changed."""
+    """Keeps ``RequestState.cap`` of every request, and tells instances what changed."""
 
     def __init__(
         self, policy: CapPolicy | None, program: StepProgram, cost: CostModel, every_s: float
@@ -36,15 +36,15 @@ class LoadControl:
         self.stale = False  # whether ``update`` may have something to do
         self._level = 0
 
-    def admit(self, tracked: Tracked) -> None:
+    def admit(self, state: RequestState) -> None:
         """A new request starts at the lowest level handed out in the last update (B6).
 
         Deviations: a level, because candidates are the request's own; levels at a request's
-        floor do not count unless all are, because that is where lost requests are.
+        floor do not count unless all are, because that is where infeasible requests are.
         """
-        if tracked.forecast is not None and self._level:
-            thresholds = tracked.forecast.thresholds
-            tracked.cap = thresholds[min(self._level, len(thresholds) - 1)]
+        if state.forecast is not None and self._level:
+            thresholds = state.forecast.thresholds
+            state.cap = thresholds[min(self._level, len(thresholds) - 1)]
         self.stale = True
 
     def changed(self) -> None:
@@ -57,27 +57,25 @@ class LoadControl:
             return []
         self.stale, self._next_s = False, now_s + self._every_s
         specs = [instance.spec for instance in ledger.instances.values() if not instance.draining]
-        rows = [t for t in ledger.requests.values() if t.forecast is not None and not t.makes_way]
+        rows = [t for t in ledger.requests.values() if t.forecast is not None and not t.preemptible]
         if not specs or not rows:
             self._level = 0
             return []
         fastest = max(specs, key=lambda spec: spec.tp_degree)
-        demands = [self._demand(tracked, fastest) for tracked in rows]
+        demands = [self._demand(state, fastest) for state in rows]
         caps = self._policy.caps(demands, specs, now_s)
         self._level = _lowest_level(demands, caps)
         changed: dict[InstanceId, list[tuple[RequestId, float]]] = {}
-        for tracked, cap in zip(rows, caps, strict=True):
-            if cap != tracked.cap:
-                tracked.cap = cap
-                if tracked.segment is not None:
-                    changed.setdefault(tracked.segment.instance, []).append(
-                        (tracked.request.id, cap)
-                    )
+        for state, cap in zip(rows, caps, strict=True):
+            if cap != state.cap:
+                state.cap = cap
+                if state.segment is not None:
+                    changed.setdefault(state.segment.instance, []).append((state.request.id, cap))
         why = f"{len(rows)} requests, caps {min(caps):g} to {max(caps):g}"
         return [Send(to, CapsSet(tuple(pairs)), why) for to, pairs in changed.items()]
 
-    def _demand(self, tracked: Tracked, fastest: InstanceSpec) -> Demand:
-        request, progress, forecast = tracked.request, tracked.progress, tracked.forecast
+    def _demand(self, state: RequestState, fastest: InstanceSpec) -> Demand:
+        request, progress, forecast = state.request, state.progress, state.forecast
         assert forecast is not None, "only requests with a forecast are asked about"
         program, steps_run = self._program, progress.steps
         heavy_left = program.heavy_left(request, progress, forecast.output_tokens)

@@ -1,7 +1,7 @@
-"""The scheduler of one instance: which residents step next, at which threshold.
+"""The scheduler of one instance: which running requests step next, at which threshold.
 
 A pure function of (state, time, event): it reads no clock, does no I/O, draws no random
-number. At most one batch runs at a time; whenever none runs and somebody is resident, one is
+number. At most one batch runs at a time; whenever none runs and somebody is running request, one is
 composed.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from stepserve.core.actions import (
     FreeState,
-    Later,
     LoadState,
     LocalAction,
     Predict,
     Report,
     RunBatch,
+    StartTimer,
     Tell,
 )
 from stepserve.core.events import (
@@ -33,10 +33,10 @@ from stepserve.core.events import (
     SegmentPlaced,
     SegmentReleased,
     StateAsked,
-    TimedOut,
+    TimerExpired,
 )
 from stepserve.core.ids import RequestId
-from stepserve.core.instance import HeldSegment, InstanceSpec, ResidentReport
+from stepserve.core.instance import HeldSegment, InstanceSpec, RunningReport
 from stepserve.core.protocols import (
     BatchingPolicy,
     CostModel,
@@ -45,7 +45,7 @@ from stepserve.core.protocols import (
     ThresholdPolicy,
 )
 from stepserve.core.request import Progress
-from stepserve.core.resident import Resident
+from stepserve.core.running import RunningRequest
 from stepserve.core.segment import HandoverStage, ReleasePoint, Segment, SegmentEnd
 from stepserve.core.step import Batch, Mix, Step
 
@@ -54,7 +54,7 @@ from .pages import PageLedger, pages_for, segment_tokens
 
 
 class LocalScheduler:
-    """Holds the residents of one instance and composes its batches."""
+    """Holds the running requests of one instance and composes its batches."""
 
     def __init__(
         self,
@@ -78,15 +78,17 @@ class LocalScheduler:
         self._report_every_s = report_every_s
         self._next_report_s = -math.inf
         self._push_pages = push_pages
-        self.residents: dict[RequestId, Resident] = {}
-        self.inbound: dict[RequestId, Inbound] = {}  # not residents yet
+        self.running_requests: dict[RequestId, RunningRequest] = {}
+        self.inbound: dict[RequestId, Inbound] = {}  # not running requests yet
         self._early: dict[RequestId, HandoverPrepared] = {}
-        self.outbound: dict[RequestId, Outbound] = {}  # residents no more, once at their stop
+        self.outbound: dict[
+            RequestId, Outbound
+        ] = {}  # running requests no more, once at their stop
         self.pages = PageLedger(spec.page_capacity)
-        self._running: Batch | None = None
-        self._running_tokens, self._predicted_s = 0, 0.0  # of the running batch
-        self._running_mix = program.mix(())
-        self._cuts_steps = self._running_mix is not None  # prefills may be run in chunks
+        self._batch: Batch | None = None
+        self._batch_tokens, self._predicted_s = 0, 0.0  # of the running batch
+        self._batch_mix = program.mix(())
+        self._cuts_steps = self._batch_mix is not None  # prefills may be run in chunks
         self._measured: tuple[tuple[int, int, float] | None, Mix | None] = None, None
         self._next_batch_id = 0
 
@@ -109,7 +111,7 @@ class LocalScheduler:
                     actions += outbound.stalled()
             case _:
                 actions = self._hand_over(now_s, event)
-        if self._running is None and self.residents:
+        if self._batch is None and self.running_requests:
             actions += self._start_batch(now_s)
         return actions
 
@@ -137,9 +139,9 @@ class LocalScheduler:
     def _seat(
         self, now_s: float, event: SegmentPlaced, progress: Progress, why: str
     ) -> list[LocalAction]:
-        """Make a resident of a placed request."""
+        """Make a running request of a placed request."""
         request, program = event.request, self._program
-        self.residents[request.id] = resident = Resident(
+        self.running_requests[request.id] = running = RunningRequest(
             request=request,
             segment=event.segment,
             progress=progress,
@@ -153,7 +155,7 @@ class LocalScheduler:
             last_token_s=now_s,
         )
         if event.segment.stop is not None:
-            self.outbound[request.id].resident = resident
+            self.outbound[request.id].running = running
         return [LoadState(request, progress, why)]
 
     def _hand_over(self, now_s: float, event: HandoverEvent) -> list[LocalAction]:
@@ -167,8 +169,8 @@ class LocalScheduler:
         if isinstance(event, SegmentExtended):
             return self._extend(outbound, event.segment)
         if outbound.ends(event):
-            assert outbound.resident is not None, "it has come to its stop"
-            progress = outbound.resident.progress
+            assert outbound.running is not None, "it has come to its stop"
+            progress = outbound.running.progress
             return self._end(outbound.segment, progress, SegmentEnd.HANDED_OFF, None)
         return outbound.hear(event)
 
@@ -177,10 +179,10 @@ class LocalScheduler:
         request_id, epoch = event.request_id, event.epoch
         if isinstance(event, HandoverPrepared):
             self._early[request_id] = event
-            timed_out = TimedOut(request_id, epoch, HandoverStage.PREPARE)
-            return [Later(PREPARE_S, timed_out, "prepared for what is not here")]
+            expired = TimerExpired(request_id, epoch, HandoverStage.PREPARE)
+            return [StartTimer(PREPARE_S, expired, "prepared for what is not here")]
         early = self._early.get(request_id)
-        if early is not None and early.epoch == epoch and isinstance(event, TimedOut):
+        if early is not None and early.epoch == epoch and isinstance(event, TimerExpired):
             del self._early[request_id]
         return []
 
@@ -198,15 +200,15 @@ class LocalScheduler:
 
     def _extend(self, outbound: Outbound, segment: Segment) -> list[LocalAction]:
         """Go on beyond the stop, where that has been reached, too."""
-        request_id, resident = segment.request_id, outbound.resident
+        request_id, running = segment.request_id, outbound.running
         del self.outbound[request_id]
-        if resident is None:
+        if running is None:
             inbound = self.inbound[request_id]
             inbound.placed = event = replace(inbound.placed, segment=segment)
             request = event.request
         else:
-            resident.segment, request = segment, resident.request
-            self.residents[request_id] = resident
+            running.segment, request = segment, running.request
+            self.running_requests[request_id] = running
         pages = pages_for(self._program.kv_tokens(request), self.spec.page_tokens)
         held = self.pages.resize(request_id, pages)
         assert held, "the global scheduler has reserved them"
@@ -218,94 +220,96 @@ class LocalScheduler:
         if inbound is not None and inbound.placed.segment.epoch == epoch:
             segment = inbound.placed.segment
             return self._end(segment, inbound.progress, SegmentEnd.RELEASED, None)
-        resident = self.residents.get(request_id)
-        if resident is None and outbound is not None:
-            resident = outbound.resident  # at its stop
-        if resident is None or resident.segment.epoch != epoch:
+        running = self.running_requests.get(request_id)
+        if running is None and outbound is not None:
+            running = outbound.running  # at its stop
+        if running is None or running.segment.epoch != epoch:
             return []
-        if resident.release is not ReleasePoint.STEP:  # nothing is sooner than that
-            resident.release = event.at
-        if self._runs(request_id) or not self._may_leave(resident):
+        if running.release is not ReleasePoint.STEP:  # nothing is sooner than that
+            running.release = event.at
+        if self._runs(request_id) or not self._may_leave(running):
             return []
         end = SegmentEnd.RELEASED
         if outbound is not None and outbound.waits_for is HandoverStage.ACKNOWLEDGE:
             end = SegmentEnd.HANDED_OFF  # the successor may have begun
-        return self._end(resident.segment, resident.progress, end, None)
+        return self._end(running.segment, running.progress, end, None)
 
-    def _may_leave(self, resident: Resident) -> bool:
-        if resident.release is ReleasePoint.CUT:
-            stateless = not resident.has_state  # its next step rebuilds the state anyway
-            return (
-                stateless or self._program.tokens_to_cut(resident.request, resident.progress) == 0
-            )
-        return resident.release is ReleasePoint.STEP
+    def _may_leave(self, running: RunningRequest) -> bool:
+        if running.release is ReleasePoint.CUT:
+            stateless = not running.has_state  # its next step rebuilds the state anyway
+            return stateless or self._program.tokens_to_cut(running.request, running.progress) == 0
+        return running.release is ReleasePoint.STEP
 
     def _take_forecast(self, event: Predicted) -> list[LocalAction]:
-        resident = self.residents.get(event.request_id)
-        if resident is not None and event.forecast.at_steps >= resident.forecast.at_steps:
-            resident.forecast = event.forecast
-            self._count_heavy(resident)
+        running = self.running_requests.get(event.request_id)
+        if running is not None and event.forecast.at_steps >= running.forecast.at_steps:
+            running.forecast = event.forecast
+            self._count_heavy(running)
         return []
 
     def _take_caps(self, event: CapsSet) -> list[LocalAction]:
         for request_id, cap in event.caps:
-            resident = self.residents.get(request_id)
-            if resident is not None:
-                resident.cap = cap
+            running = self.running_requests.get(request_id)
+            if running is not None:
+                running.cap = cap
         return []
 
     def _settle(self, now_s: float, event: BatchDone) -> list[LocalAction]:
-        batch = self._running
+        batch = self._batch
         if batch is None or batch.id != event.batch_id:
             return []
-        self._running = None
-        tokens, rows, seconds = self._running_tokens, len(batch.steps), event.seconds
-        mix = self._running_mix
+        self._batch = None
+        tokens, rows, seconds = self._batch_tokens, len(batch.steps), event.seconds
+        mix = self._batch_mix
         self._measured = (tokens, rows, seconds), mix
         if seconds != self._predicted_s:  # else it teaches nothing
             self._cost.observe(tokens, rows, self.spec, seconds, mix)
         actions: list[LocalAction] = []
-        residents, outbound, advance = self.residents, self.outbound, self._program.advance
+        running_requests, outbound, advance = (
+            self.running_requests,
+            self.outbound,
+            self._program.advance,
+        )
         if mix is not None:
             for step in batch.steps:
-                residents[step.request_id].last_token_s = now_s
+                running_requests[step.request_id].last_token_s = now_s
         predict_every_tokens = self._predict_every_tokens
         for step, outcome in zip(batch.steps, event.outcomes, strict=True):
-            resident = residents[step.request_id]
-            progress = advance(resident.request, resident.progress, outcome)
-            resident.progress = progress
-            resident.has_state = True
+            running = running_requests[step.request_id]
+            progress = advance(running.request, running.progress, outcome)
+            running.progress = progress
+            running.has_state = True
             if step.kind.heavy:
-                self._count_heavy(resident)
+                self._count_heavy(running)
             if (
-                progress.settled - resident.forecast_settled >= predict_every_tokens
+                progress.settled - running.forecast_settled >= predict_every_tokens
                 or progress.finished is not None
-                or resident.release is not None
+                or running.release is not None
                 or (outbound and step.request_id in outbound)
             ):
-                actions += self._after_step(resident, outcome.error)
-        if not residents:
+                actions += self._after_step(running, outcome.error)
+        if not running_requests:
             actions.append(self._report(now_s, now_s, "idle"))
         return actions
 
     def _report(self, now_s: float, ends_s: float, why: str) -> LocalAction:
         """One message a batch: what the last one took, until when the next one runs."""
-        residents = self._resident_reports(now_s) if now_s >= self._next_report_s else ()
+        running_requests = self._running_reports(now_s) if now_s >= self._next_report_s else ()
         (measured, mix), self._measured = self._measured, (None, None)
-        return Report(InstanceReported(self.spec.id, ends_s, measured, residents, mix), why)
+        return Report(InstanceReported(self.spec.id, ends_s, measured, running_requests, mix), why)
 
-    def _resident_reports(self, now_s: float) -> tuple[ResidentReport, ...]:
+    def _running_reports(self, now_s: float) -> tuple[RunningReport, ...]:
         """What became of everybody, every now and then."""
         self._next_report_s = now_s + self._report_every_s
         return tuple(
-            ResidentReport(request_id, r.segment.epoch, r.progress, r.forecast)
-            for request_id, r in self.residents.items()
+            RunningReport(request_id, r.segment.epoch, r.progress, r.forecast)
+            for request_id, r in self.running_requests.items()
         )
 
     def _held(self) -> tuple[HeldSegment, ...]:
         """Residents, those that have come to their stop, and what waits to be handed over."""
-        paused = [o.resident for o in self.outbound.values() if o.resident is not None]
-        begun = {r.request.id: r for r in (*self.residents.values(), *paused)}.values()
+        paused = [o.running for o in self.outbound.values() if o.running is not None]
+        begun = {r.request.id: r for r in (*self.running_requests.values(), *paused)}.values()
         return tuple(
             HeldSegment(r.request, r.segment, r.progress, r.forecast, r.cap, True, bool(r.release))
             for r in begun
@@ -315,32 +319,32 @@ class LocalScheduler:
             for p in (i.placed,)
         )
 
-    def _after_step(self, resident: Resident, error: str | None) -> list[LocalAction]:
-        """What follows for a resident that goes on for now, ends, or may need a new forecast."""
-        request, progress = resident.request, resident.progress
-        segment = resident.segment
+    def _after_step(self, running: RunningRequest, error: str | None) -> list[LocalAction]:
+        """What follows for a request that goes on for now, ends, or may need a new forecast."""
+        request, progress = running.request, running.progress
+        segment = running.segment
         actions: list[LocalAction] = []
         if error is not None:
             return self._end(segment, progress, SegmentEnd.FAILED, error)
         if progress.finished is not None:  # also at the stop: there is nothing to hand over
             return self._end(segment, progress, SegmentEnd.FINISHED, None)
-        if resident.release is not None and self._may_leave(resident):
+        if running.release is not None and self._may_leave(running):
             return self._end(segment, progress, SegmentEnd.RELEASED, None)
         if segment.stop is not None:
             actions = self.outbound[request.id].push()
             if progress.settled >= segment.stop:
-                del self.residents[request.id]
+                del self.running_requests[request.id]
                 return actions
-        if progress.settled - resident.forecast_settled >= self._predict_every_tokens:
-            resident.forecast_settled = progress.settled
-            thresholds = resident.forecast.thresholds
+        if progress.settled - running.forecast_settled >= self._predict_every_tokens:
+            running.forecast_settled = progress.settled
+            thresholds = running.forecast.thresholds
             actions.append(Predict(request, progress, thresholds, "forecast is old"))
         return actions
 
-    def _count_heavy(self, resident: Resident) -> None:
-        output_tokens = resident.forecast.output_tokens
-        resident.heavy_left = self._program.heavy_left(
-            resident.request, resident.progress, output_tokens
+    def _count_heavy(self, running: RunningRequest) -> None:
+        output_tokens = running.forecast.output_tokens
+        running.heavy_left = self._program.heavy_left(
+            running.request, running.progress, output_tokens
         )
 
     def _end(
@@ -348,56 +352,61 @@ class LocalScheduler:
     ) -> list[LocalAction]:
         request_id = segment.request_id
         self.pages.release(request_id)
-        self.residents.pop(request_id, None)
+        self.running_requests.pop(request_id, None)
         self.inbound.pop(request_id, None)
         self.outbound.pop(request_id, None)
         ended = SegmentEnded(segment, end, progress, error)
         return [FreeState(request_id, end.value), Report(ended, end.value)]
 
     def _start_batch(self, now_s: float) -> list[LocalAction]:
-        residents, spec = list(self.residents.values()), self.spec
-        pace = self._batching.pace(residents, spec)
+        running_requests, spec = list(self.running_requests.values()), self.spec
+        pace = self._batching.pace(running_requests, spec)
         next_step, pick = self._program.next_step, self._threshold.pick
         due = [
-            next_step(r.request, r.progress, r.has_state, pick(r, pace, now_s)) for r in residents
+            next_step(r.request, r.progress, r.has_state, pick(r, pace, now_s))
+            for r in running_requests
         ]
         if self._cuts_steps:
-            due = [self._up_to_stop(r, step) for r, step in zip(residents, due, strict=True)]
+            due = [self._up_to_stop(r, step) for r, step in zip(running_requests, due, strict=True)]
         if len(due) == 1 and not self._cuts_steps:  # nothing to be chosen
             steps = tuple(due)
-            residents[0].skipped = 0
+            running_requests[0].skipped = 0
         else:
-            steps = self._batching.compose(list(zip(residents, due, strict=True)), spec, now_s)
-            self._count_skips(residents, steps)
+            steps = self._batching.compose(
+                list(zip(running_requests, due, strict=True)), spec, now_s
+            )
+            self._count_skips(running_requests, steps)
         if self._refresh is not None:
-            steps = self._refresh.upgrade(self.residents, steps, pace, spec, now_s)
+            steps = self._refresh.upgrade(self.running_requests, steps, pace, spec, now_s)
         tokens = sum([step.query_tokens for step in steps])
-        self._running_mix = mix = self._program.mix(steps)
+        self._batch_mix = mix = self._program.mix(steps)
         seconds = self._cost.step_time_s(tokens, len(steps), spec, mix)
-        self._running = batch = Batch(self._next_batch_id, steps)
-        self._running_tokens, self._predicted_s = tokens, seconds
+        self._batch = batch = Batch(self._next_batch_id, steps)
+        self._batch_tokens, self._predicted_s = tokens, seconds
         self._next_batch_id += 1
-        run = RunBatch(batch, tokens, len(residents), seconds, mix)
+        run = RunBatch(batch, tokens, len(running_requests), seconds, mix)
         return [run, self._report(now_s, now_s + seconds, "a batch begins")]
 
-    def _up_to_stop(self, resident: Resident, step: Step) -> Step:
+    def _up_to_stop(self, running: RunningRequest, step: Step) -> Step:
         """A prefill ends where the segment does; the rest is the next segment's."""
-        stop = resident.segment.stop
+        stop = running.segment.stop
         if stop is None or stop >= step.context_tokens:
             return step
         start = step.context_tokens - step.query_tokens
         return self._program.shorten(step, stop - start) or step
 
-    def _count_skips(self, residents: Sequence[Resident], steps: Sequence[Step]) -> None:
+    def _count_skips(
+        self, running_requests: Sequence[RunningRequest], steps: Sequence[Step]
+    ) -> None:
         """For how many batches in a row everybody has been left out."""
-        if len(steps) == len(residents):
-            for resident in residents:
-                resident.skipped = 0
+        if len(steps) == len(running_requests):
+            for running in running_requests:
+                running.skipped = 0
         else:
             chosen = {step.request_id for step in steps}
-            for resident in residents:
-                resident.skipped = 0 if resident.request.id in chosen else resident.skipped + 1
+            for running in running_requests:
+                running.skipped = 0 if running.request.id in chosen else running.skipped + 1
 
     def _runs(self, request_id: RequestId) -> bool:
-        batch = self._running
+        batch = self._batch
         return batch is not None and any(step.request_id == request_id for step in batch.steps)

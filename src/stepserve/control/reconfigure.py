@@ -1,8 +1,8 @@
 """When the cluster's tensor-parallel layout is planned, and how a plan is carried out.
 
-Source: dilaserve.md A2.6 and B8. A plan is asked for periodically, on the arrivals since the
+Source: DiLaServe A2.6 and B8. A plan is asked for periodically, on the arrivals since the
 last one, with their rates raised by ``HEADROOM``. Its stages run one after another: the
-instances to stop drain (no new work; residents leave at their next cut), are torn down, and
+instances to stop drain (no new work; running requests leave at their next cut), are torn down, and
 each new instance is formed as soon as the GPUs it needs are free.
 """
 
@@ -29,7 +29,7 @@ from stepserve.core.protocols import CostModel
 from stepserve.core.request import Request
 from stepserve.core.segment import ReleasePoint
 
-from .ledger import Ledger, Tracked, TrackedInstance
+from .ledger import InstanceState, Ledger, RequestState
 
 HEADROOM = 1.5
 """Planned arrival rate over measured arrival rate (B8)."""
@@ -73,9 +73,9 @@ class Reconfiguration:
         self._template: InstanceSpec | None = None
         self.changes = 0  # plans that changed the layout
 
-    def count(self, tracked: Tracked) -> None:
+    def count(self, state: RequestState) -> None:
         """A request arrived and has its forecast."""
-        request, forecast = tracked.request, tracked.forecast
+        request, forecast = state.request, state.forecast
         if not self.on or request.slo.e2e_s is None or forecast is None:
             return
         window = self._window
@@ -264,21 +264,21 @@ class Reconfiguration:
             id=slot_id(slot),
             tp_degree=degree,
             page_capacity=template.page_capacity * degree // old,
-            max_residents=max(1, template.max_residents * degree // old),
+            max_running_requests=max(1, template.max_running_requests * degree // old),
             slot=slot,
         )
 
 
-def _drain(instance: TrackedInstance, ledger: Ledger) -> list[GlobalAction]:
-    """Take no new work, have residents leave at their next cut; stop what holds nothing."""
+def _drain(instance: InstanceState, ledger: Ledger) -> list[GlobalAction]:
+    """Take no new work, have running requests leave at their next cut; stop what holds nothing."""
     actions: list[GlobalAction] = []
     instance.draining, instance.load = True, None
     for request_id in tuple(instance.expected):
         ledger.forget_successor(ledger.requests[request_id])
     for request_id in instance.placed:
-        tracked = ledger.requests[request_id]
-        if not tracked.cutting:
-            actions.append(tracked.ask_release(ReleasePoint.CUT, "its instance is to change"))
+        state = ledger.requests[request_id]
+        if not state.cutting:
+            actions.append(state.ask_release(ReleasePoint.CUT, "its instance is to change"))
     if not len(instance.pages) and not instance.stopping:
         instance.stopping = True
         actions.append(Stop(instance.spec, "drained"))

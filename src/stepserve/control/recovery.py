@@ -34,7 +34,7 @@ from stepserve.core.request import Progress
 from stepserve.core.segment import ReleasePoint, SegmentEnd
 
 from . import splits
-from .ledger import Ledger, Tracked
+from .ledger import Ledger, RequestState
 
 WHY = "found by a new scheduler"
 
@@ -133,18 +133,18 @@ class Recovery:
         for row in sorted(rows, key=lambda row: row.segment.epoch):
             held.setdefault(row.request.id, []).append(row)
         actions: list[GlobalAction] = []
-        taken: list[tuple[Tracked, list[HeldSegment]]] = []
+        taken: list[tuple[RequestState, list[HeldSegment]]] = []
         for request, _, epoch in self._requests:
             progress = self._reached[request.id] or program.start(request)
             # Accepted is accepted: of epoch 0 are those that may still be refused or dropped.
-            tracked = Tracked(request, program.resume(request, progress), epoch=max(1, epoch))
-            ledger.requests[request.id] = tracked
+            state = RequestState(request, program.resume(request, progress), epoch=max(1, epoch))
+            ledger.requests[request.id] = state
             if request.id not in self.ended:
-                taken.append((tracked, held.pop(request.id, [])))
+                taken.append((state, held.pop(request.id, [])))
                 actions += _take_over(ledger, *taken[-1])
         actions += _release(ledger, itertools.chain.from_iterable(held.values()))
-        for tracked, segments in taken:
-            actions += _complete(ledger, tracked, segments)
+        for state, segments in taken:
+            actions += _complete(ledger, state, segments)
         return actions
 
 
@@ -153,7 +153,9 @@ def _furthest(said: Progress, before: Progress | None) -> Progress:
     return said if before is None or said.emitted >= before.emitted else before
 
 
-def _take_over(ledger: Ledger, tracked: Tracked, rows: Sequence[HeldSegment]) -> list[GlobalAction]:
+def _take_over(
+    ledger: Ledger, state: RequestState, rows: Sequence[HeldSegment]
+) -> list[GlobalAction]:
     """Enter what instances hold of a request; without a segment afterwards, nobody runs it.
 
     Instances may have been between any two messages: segments that do not follow each other
@@ -170,27 +172,29 @@ def _take_over(ledger: Ledger, tracked: Tracked, rows: Sequence[HeldSegment]) ->
         return []
     *old, chain = sorted(runs, key=lambda run: (run[0].begun, run[0].segment.epoch))
     actions = _release(ledger, itertools.chain.from_iterable(old))
-    first, stop, known = chain[0], chain[-1].segment.stop, tracked.progress
-    if stop is not None and known.emitted > max(0, stop - tracked.request.prompt_tokens + 1):
+    first, stop, known = chain[0], chain[-1].segment.stop, state.progress
+    if stop is not None and known.emitted > max(0, stop - state.request.prompt_tokens + 1):
         return actions + _release(ledger, chain)  # its successor had begun, and is lost
-    ledger.hold(tracked, *(row.segment for row in chain))
-    tracked.epoch = max(tracked.epoch, chain[-1].segment.epoch)
-    tracked.forecast, tracked.cap, tracked.cutting = first.forecast, first.cap, first.leaving
-    tracked.progress = _furthest(first.progress, known)
+    ledger.hold(state, *(row.segment for row in chain))
+    state.epoch = max(state.epoch, chain[-1].segment.epoch)
+    state.forecast, state.cap, state.cutting = first.forecast, first.cap, first.leaving
+    state.progress = _furthest(first.progress, known)
     return actions
 
 
-def _complete(ledger: Ledger, tracked: Tracked, rows: Sequence[HeldSegment]) -> list[GlobalAction]:
+def _complete(
+    ledger: Ledger, state: RequestState, rows: Sequence[HeldSegment]
+) -> list[GlobalAction]:
     """Once all is entered: do without a successor that is not there, or a predecessor."""
-    first = tracked.segment
+    first = state.segment
     if first is None:
         return []
     actions: list[GlobalAction] = []
-    last = (first, *tracked.planned)[-1]
+    last = (first, *state.planned)[-1]
     if last.stop is not None:
-        actions = splits.go_on(ledger, tracked, last.epoch + 1, f"{WHY}, without successor")
+        actions = splits.go_on(ledger, state, last.epoch + 1, f"{WHY}, without successor")
     if not any(row.begun for row in rows if row.segment.epoch == first.epoch):
-        handed = HandedOff(first.request_id, first.epoch, tracked.progress, wait=False)
+        handed = HandedOff(first.request_id, first.epoch, state.progress, wait=False)
         actions.append(Send(first.instance, handed, f"{WHY}, without predecessor"))
     return actions
 

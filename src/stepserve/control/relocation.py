@@ -1,6 +1,7 @@
-"""Who leaves a place: lost requests, for those in time, and residents that are faster elsewhere.
+"""Who leaves a place: infeasible requests, for those in time, and those that are faster elsewhere.
 
-A request is lost when its deadline cannot be met any more. It is served nevertheless, later: see
+A request is infeasible when its deadline cannot be met any more. It is served nevertheless, later:
+see
 ``queue_key``.
 """
 
@@ -14,44 +15,44 @@ from stepserve.core.request import OnMiss
 from stepserve.core.segment import ReleasePoint
 
 from .admission import service_s
-from .ledger import Ledger, Tracked, TrackedInstance
+from .ledger import InstanceState, Ledger, RequestState
 
 PATIENCE_S = 60.0
 """Due time, after arrival, of a request without a deadline, and what a late request is put
 back by: nobody starves for longer while others come."""
 
-LOST_PATIENCE_S = 600.0
-"""Earliest due time, after arrival, of a lost request that makes way: first come, first served,
-and so late that an overload of minutes does not bring them to the head, where they delay
+INFEASIBLE_PATIENCE_S = 600.0
+"""Earliest due time, after arrival, of an infeasible request that may be preempted: in order of
+arrival, and so late that an overload of minutes does not bring them to the head, where they delay
 everybody."""
 
 HOPE = 0.9
-"""Share of its predicted seconds that a resident is given up for; one that waits: all of them."""
+"""Share of its predicted seconds that a running request is given up for; waiting ones: all."""
 
 QueueKey = tuple[float, float, RequestId]
 """(due time in seconds, arrival in seconds, id): the order of the queue."""
 
 
-def queue_key(tracked: Tracked, order: str) -> QueueKey:
+def queue_key(state: RequestState, order: str) -> QueueKey:
     """Due time, then arrival; or arrival alone. Late ones are put back, once.
 
     ``order``: see ``ControlConfig.queue``.
     """
-    request = tracked.request
+    request = state.request
     if order != "deadline":
         return request.arrival_s, request.arrival_s, request.id
     due_s = request.deadline_s
     if due_s is None:
         due_s = request.arrival_s + PATIENCE_S
-    elif tracked.late:
+    elif state.late:
         due_s += PATIENCE_S
-        if tracked.makes_way:
-            due_s = max(due_s, request.arrival_s + LOST_PATIENCE_S)
+        if state.preemptible:
+            due_s = max(due_s, request.arrival_s + INFEASIBLE_PATIENCE_S)
     return due_s, request.arrival_s, request.id
 
 
 class Relocation:
-    """Looks at one instance's residents when it reported on them; asks at most one to leave."""
+    """Looks at what runs on an instance when it reports; asks at most one request to leave."""
 
     def __init__(
         self,
@@ -67,59 +68,59 @@ class Relocation:
         self._cost = cost
         self._ledger = ledger
 
-    def is_too_late(self, tracked: Tracked, now_s: float) -> bool:
-        """Whether its deadline is lost; with ``fcfs_drop`` its budget is what counts (B1)."""
-        slo_s = tracked.request.slo.e2e_s
-        if slo_s is None or tracked.late:
+    def is_too_late(self, state: RequestState, now_s: float) -> bool:
+        """Whether its deadline is infeasible; with ``fcfs_drop`` its budget is what counts (B1)."""
+        slo_s = state.request.slo.e2e_s
+        if slo_s is None or state.late:
             return False
         share = self._config.margin if self._config.queue == "fcfs_drop" else 1.0
-        left_s = tracked.request.arrival_s + share * slo_s - now_s
-        return left_s < self._least_s(tracked)
+        left_s = state.request.arrival_s + share * slo_s - now_s
+        return left_s < self._least_s(state)
 
-    def give_up(self, tracked: Tracked) -> None:
+    def give_up(self, state: RequestState) -> None:
         """Its deadline, not the request."""
-        tracked.late = True
-        tracked.makes_way = self._config.lost == "make_way"
+        state.late = True
+        state.preemptible = self._config.infeasible == "preempt"
 
-    def _least_s(self, tracked: Tracked) -> float:
-        """Seconds that it still takes at least, where lost requests make way; else 0."""
-        forecast, slo = tracked.forecast, tracked.request.slo
-        if self._config.lost != "make_way" or forecast is None:
+    def _least_s(self, state: RequestState) -> float:
+        """Seconds that it still takes at least, where infeasible requests are preempted; else 0."""
+        forecast, slo = state.forecast, state.request.slo
+        if self._config.infeasible != "preempt" or forecast is None:
             return 0.0
         believed, loads = 1.0, list(self._ledger.loads())
-        if tracked.segment is not None:
-            believed, instance = HOPE, self._ledger.instances[tracked.segment.instance]
+        if state.segment is not None:
+            believed, instance = HOPE, self._ledger.instances[state.segment.instance]
             loads = [self._ledger.load(instance)]
         if not loads:
             return 0.0
-        load = min(loads, key=lambda load: load.residents)  # where there will be room first
-        residents = min(load.residents + 1, load.spec.max_residents)
+        load = min(loads, key=lambda load: load.running_requests)  # where there will be room first
+        running_requests = min(load.running_requests + 1, load.spec.max_running_requests)
         index = 0 if slo.on_miss is OnMiss.BEST_EFFORT else len(forecast.steps) - 1
-        of = tracked.request, tracked.progress, forecast, index, residents
+        of = state.request, state.progress, forecast, index, running_requests
         return believed * service_s(self._program.batches_left(*of), load.spec, self._cost)
 
-    def make_way(
-        self, now_s: float, instance: TrackedInstance, queue: Sequence[QueueKey]
+    def preempt(
+        self, now_s: float, instance: InstanceState, queue: Sequence[QueueKey]
     ) -> list[GlobalAction]:
-        """Ask a lost resident to leave for a request of the (sorted) queue that is in time."""
-        if self._config.lost != "make_way" or instance.draining:
+        """Ask an infeasible request to leave for one of the (sorted) queue that is in time."""
+        if self._config.infeasible != "preempt" or instance.draining:
             return []
         requests = self._ledger.requests
         leaving = sum(t.cutting and t.late for t in requests.values())
         if leaving >= len(queue) or requests[queue[leaving][2]].late:
             return []
         for request_id in instance.placed:
-            tracked = requests[request_id]
-            if tracked.cutting or tracked.progress.finished is not None:
+            state = requests[request_id]
+            if state.cutting or state.progress.finished is not None:
                 continue
-            if self.is_too_late(tracked, now_s):
-                self.give_up(tracked)
-            if tracked.late and queue_key(tracked, self._config.queue) > queue[leaving]:
-                return [tracked.ask_release(ReleasePoint.CUT, "lost, and others are in time")]
+            if self.is_too_late(state, now_s):
+                self.give_up(state)
+            if state.late and queue_key(state, self._config.queue) > queue[leaving]:
+                return [state.ask_release(ReleasePoint.CUT, "infeasible, and others are in time")]
         return []
 
-    def migrate(self, instance: TrackedInstance) -> list[GlobalAction]:
-        """Ask one resident to go on elsewhere: the one that gets to its cut first."""
+    def migrate(self, instance: InstanceState) -> list[GlobalAction]:
+        """Ask one running request to go on elsewhere: the one that gets to its cut first."""
         if self._migration is None or instance.draining or len(instance.placed) < 2:
             return []
         ledger, program = self._ledger, self._program
@@ -127,12 +128,12 @@ class Relocation:
         rows = [t for t in rows if not t.cutting and t.progress.finished is None]
         if not rows:
             return []
-        tracked = min(rows, key=lambda t: program.tokens_to_cut(t.request, t.progress))
+        state = min(rows, key=lambda t: program.tokens_to_cut(t.request, t.progress))
         source = ledger.load_without_leavers(instance)
-        others = (o for o in ledger.with_room(tracked.request) if o.spec is not instance.spec)
-        target = self._migration.target(tracked.request, source, others)
+        others = (o for o in ledger.with_room(state.request) if o.spec is not instance.spec)
+        target = self._migration.target(state.request, source, others)
         if target is None:
             return []
-        ledger.expect(tracked, target)
+        ledger.expect(state, target)
         at = ReleasePoint.STEP if self._config.migration == "any_step" else ReleasePoint.CUT
-        return [tracked.ask_release(at, f"a step is faster on {target}")]
+        return [state.ask_release(at, f"a step is faster on {target}")]

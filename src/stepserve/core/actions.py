@@ -6,7 +6,7 @@ The ``why`` is the system's log of decisions: short, factual, with the numbers c
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepserve.core.events import GlobalEvent, LocalEvent, TimedOut
+from stepserve.core.events import GlobalEvent, LocalEvent, TimerExpired
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import PlanProblem
@@ -41,13 +41,13 @@ class Predict(NamedTuple):
 class RunBatch(NamedTuple):
     """Run a batch on this instance's executor; answered by ``BatchDone``.
 
-    The most frequent action says why in numbers: the tokens it executes, how many residents
+    The most frequent action says why in numbers: the tokens it executes, how many running requests
     there were to choose from, and how long it is predicted to take.
     """
 
     batch: Batch
     query_tokens: int
-    residents: int
+    running_requests: int
     predicted_s: float
     mix: Mix | None = None
 
@@ -71,11 +71,11 @@ class PushChunk(NamedTuple):
     why: str
 
 
-class Later(NamedTuple):
+class StartTimer(NamedTuple):
     """Deliver an event to this very scheduler, ``after_s`` seconds from now."""
 
     after_s: float
-    event: TimedOut
+    event: TimerExpired
     why: str
 
 
@@ -141,5 +141,5 @@ class Finish:
 
 
 GlobalAction = Send | Predict | Rebuild | Stop | SolvePlan | Reject | Finish
-LocalAction = Report | Predict | LoadState | RunBatch | FreeState | Tell | PushChunk | Later
+LocalAction = Report | Predict | LoadState | RunBatch | FreeState | Tell | PushChunk | StartTimer
 Action = GlobalAction | LocalAction

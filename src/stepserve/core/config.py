@@ -36,7 +36,7 @@ class SLOClass:
 
 @dataclass(frozen=True, slots=True)
 class TokenConfig:
-    """How causal (autoregressive) requests are scheduled; sections of dynaserve.md.
+    """How causal (autoregressive) requests are scheduled; sections of DynaServe.
 
     Batches (3.3): ``tbt_s`` is the target between two tokens where the request has none,
     ``safety`` the share of it that a batch may take after ``overhead_s``; ``budget`` says what
@@ -47,7 +47,7 @@ class TokenConfig:
 
     Placement (3.4, 3.5): ``cost`` is occupancy or elapsed, ``probes`` bounds the search, which
     stops where both sides are within ``epsilon``; ``gain`` is the share of the request's own
-    time that a cut must save (dynaserve.md: 0.05); ``margin_tokens`` are added to the predicted
+    time that a cut must save (DynaServe: 0.05); ``margin_tokens`` are added to the predicted
     output length, ``least_segment_tokens`` bound a segment from below, ``pairs`` are looked at;
     ``cut``: at any token, at the prompt's end, or none. ``prefill_instances`` are those of
     ``disaggregated`` placement, where prompts that fit ``bypass_tokens`` are computed where they
@@ -109,24 +109,24 @@ _TOKEN_WORDS = {
 class ControlConfig:
     """Policies by name, and their numbers.
 
-    ``family`` is the models' (``Family``); ``tokens``: what concerns causal ones alone.
+    ``family`` is the models' (``Family``); ``tokens``: what concerns autoregressive ones alone.
 
-    ``margin``: share of a deadline that the threshold choice plans against (dilaserve.md B1:
+    ``margin``: share of a deadline that the threshold choice plans against (DiLaServe B1:
     0.9); ``early_margin``: the same at the start of a request, for ``early_fit``;
-    ``lost``: what becomes of requests whose deadline is out of reach: ``hurry`` (the lowest
-    threshold, as published), or ``make_way``.
+    ``infeasible``: what becomes of requests whose deadline cannot be met: ``lowest_threshold`` (as
+    published), or ``preempt`` (they leave their place to others).
     ``refresh_margin``: the share that must suffice for everybody where ``when_slack``
     refreshes more than was asked.
     ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for fewer.
-    ``starvation_batches``: a resident left out that often goes first.
+    ``starvation_batches``: a running request left out that often goes first.
     ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
-    ``admitted_limit``: most requests placed at once, ``resident_tokens``: most full-length
+    ``admitted_limit``: most requests placed at once, ``running_tokens``: most full-length
     tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
     ``caps_every_s``: least time between two updates of the threshold caps, ``utilisation``:
     share of the cluster's supply that they plan with.
     ``quality_points`` at ``quality_thresholds``: what ``marginal_caps`` weighs, linear in
     between; by default the published accuracy of LLaDA-8B on GSM8K, made monotone (B3).
-    ``report_every_s``: how often an instance reports on its residents. ``migration_gain``:
+    ``report_every_s``: how often an instance reports on its running requests. ``migration_gain``:
     share by which a step must be faster elsewhere (C6). ``plan_every_s``: how often the layout
     is planned, on the arrivals of that long.
     """
@@ -139,14 +139,14 @@ class ControlConfig:
     planner: str = "none"
     queue: str = "deadline"
     refresh: str = "as_asked"
-    lost: str = "hurry"
+    infeasible: str = "lowest_threshold"
     thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
     margin: float = 0.9
     early_margin: float = 0.75
     refresh_margin: float = 0.6
     queue_limit: int = 256
     admitted_limit: int = 0
-    resident_tokens: int = 0
+    running_tokens: int = 0
     heavy_tokens: int = 8192
     starvation_batches: int = 4
     predict_every_tokens: int = 8
@@ -165,7 +165,7 @@ class ControlConfig:
         """Raises FieldError naming the number that makes no sense."""
         for name in ("queue_limit", "heavy_tokens", "starvation_batches", "predict_every_tokens"):
             _check(getattr(self, name) >= 1, f"control.{name}", "must be at least 1")
-        for name in ("admitted_limit", "resident_tokens", "migration_gain", "report_every_s"):
+        for name in ("admitted_limit", "running_tokens", "migration_gain", "report_every_s"):
             _check(getattr(self, name) >= 0, f"control.{name}", "must not be negative")
         _check(self.caps_every_s >= 0.0, "control.caps_every_s", "must not be negative")
         _check(self.plan_every_s > 0.0, "control.plan_every_s", "must be positive")
@@ -186,8 +186,8 @@ class ControlConfig:
         _check(self.family in list(Family), "control.family", f"must be one of {families}")
         known = self.queue in ("deadline", "fcfs", "fcfs_drop")
         _check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
-        in_order = self.lost != "make_way" or self.queue == "deadline"
-        _check(in_order, "control.lost", "make_way needs queue = deadline: it is an order")
+        in_order = self.infeasible != "preempt" or self.queue == "deadline"
+        _check(in_order, "control.infeasible", "preempt needs queue = deadline: it is an order")
         for threshold in self.thresholds:
             _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
 
@@ -206,13 +206,15 @@ class ServeConfig:
     device: str = "cpu"
     dtype: str = "float32"
     profile: str = ""  # step-time table; default: the one in the model's folder
-    keep_profile: str = ""  # file of a causal model's batch times: read at start, written at end
+    keep_profile: str = (
+        ""  # file of an autoregressive model's batch times: read at start, written at end
+    )
     predictor: str = "auto"  # of remaining steps: mean, boosted; auto: boosted if there is one
     events: str = ""  # file for the event log; none by default
     log_steps: str = ""  # file for the step log; none by default
     cache_mode: str = "dual"  # what a request's `dlm.cache: auto` means
     refresh_scope: str = "full"  # what `dlm.refresh_scope: auto` means with a cache
-    max_residents: int = 32
+    max_running_requests: int = 32
     kv_pages: int = 4096
     page_tokens: int = 16
     hang_s: float = 60.0  # an instance busy with one thing for longer is given up
@@ -239,7 +241,7 @@ class ServeConfig:
         words = [word.strip() for word in self.layout.split(",")]
         ok = not self.layout or all(word.isdecimal() and int(word) for word in words)
         _check(ok, "layout", f"{self.layout!r} is not a list of degrees, such as 2,1")
-        for name in ("instances", "max_residents", "kv_pages", "page_tokens"):
+        for name in ("instances", "max_running_requests", "kv_pages", "page_tokens"):
             _check(getattr(self, name) >= 1, name, "must be at least 1")
         _check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
         _check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import HeldSegment, InstanceSpec, ResidentReport
+from stepserve.core.instance import HeldSegment, InstanceSpec, RunningReport
 from stepserve.core.plan import ClusterPlan
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import HandoverStage, ReleasePoint, Segment, SegmentEnd
@@ -71,7 +71,7 @@ class SegmentPlaced:
 
     ``cap`` is the highest threshold that load control allows the request for now. With a
     ``source``, keys and values of ``[0, segment.start)`` will come from that instance: hold
-    room for them, and tell it (PREPARE of dynaserve.md 3.7). ``predicted_s`` and
+    room for them, and tell it (PREPARE of DynaServe 3.7). ``predicted_s`` and
     ``predicted_tbt_s`` are the seconds to the segment's end and between its tokens that the
     placement was chosen for.
     """
@@ -167,8 +167,8 @@ class HandoverAcknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedOut:
-    """Answer to ``Later``. One that nobody waits for any more is ignored."""
+class TimerExpired:
+    """Answer to ``StartTimer``. One that nobody waits for any more is ignored."""
 
     request_id: RequestId
     epoch: int
@@ -221,13 +221,13 @@ class InstanceReported(NamedTuple):
     ``batch_ends_s`` predicts the end of the batch (now, when idle). ``measured`` is the
     tokens, rows and seconds of the batch that just ended, for the listener's cost model, and
     ``mix`` what it was made of.
-    ``residents`` come along every now and then (``ControlConfig.report_every_s``).
+    ``running_requests`` come along every now and then (``ControlConfig.report_every_s``).
     """
 
     instance: InstanceId
     batch_ends_s: float
     measured: tuple[int, int, float] | None = None
-    residents: tuple[ResidentReport, ...] = ()
+    running_requests: tuple[RunningReport, ...] = ()
     mix: Mix | None = None
 
 
@@ -282,6 +282,6 @@ LocalEvent = (
     | ChunkLanded
     | HandedOff
     | HandoverAcknowledged
-    | TimedOut
+    | TimerExpired
 )
 Event = GlobalEvent | LocalEvent

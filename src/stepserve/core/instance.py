@@ -22,12 +22,12 @@ class InstanceSpec:
     tp_degree: int
     page_capacity: int
     page_tokens: int
-    max_residents: int
+    max_running_requests: int
     slot: Slot | None = None
 
 
-class ResidentReport(NamedTuple):
-    """How far one resident has come, and the latest forecast of what it still needs."""
+class RunningReport(NamedTuple):
+    """How far one running request has come, and the latest forecast of what it still needs."""
 
     request_id: RequestId
     epoch: int
@@ -38,7 +38,8 @@ class ResidentReport(NamedTuple):
 class HeldSegment(NamedTuple):
     """A segment that an instance holds, and all that the global scheduler has to know of it.
 
-    ``begun``: it is a resident, or has come to its stop; if not, it waits for what is handed over.
+    ``begun``: it is a running request, or has come to its stop; if not, it waits for what is handed
+    over.
     ``leaving``: it was asked to be let go.
     """
 
@@ -52,7 +53,7 @@ class HeldSegment(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one segment of a causal request still has to do on its instance.
+    """What one segment of an autoregressive request still has to do on its instance.
 
     ``prefill_tokens`` inputs that are known already, after ``context_tokens`` others whose
     keys and values exist; then ``decode_tokens`` of output, as far as foreseen.
@@ -66,13 +67,13 @@ class Work(NamedTuple):
 class InstanceLoad(NamedTuple):
     """What the global scheduler knows of an instance: promises made, not only reports heard.
 
-    ``resident_tokens`` is the sum of full lengths (prompt and output canvas) placed there.
+    ``running_tokens`` is the sum of full lengths (prompt and output canvas) placed there.
     ``work`` has an entry per segment placed there, of programs that tell it.
     """
 
     spec: InstanceSpec
-    residents: int
-    resident_tokens: int
+    running_requests: int
+    running_tokens: int
     free_pages: int
     batch_ends_s: float
     work: tuple[Work, ...] = ()

@@ -2,7 +2,7 @@
 
 The planner is asked periodically with a ``PlanProblem`` (what the cluster is, what arrives, how
 long steps take) and answers with a ``ClusterPlan``; ``stages`` says how to get there
-(DiLaServe's two-stage reconfiguration, dilaserve.md A2.6 and B8).
+(DiLaServe's two-stage reconfiguration, DiLaServe A2.6 and B8).
 """
 
 import itertools
@@ -15,7 +15,7 @@ from stepserve.core.errors import FieldError
 from stepserve.core.request import CacheMode
 
 BATCH_SIZES = (32, 64, 128, 160, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Tokens of the batches that a plan chooses from (dilaserve.md C7)."""
+"""Tokens of the batches that a plan chooses from (DiLaServe C7)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,7 +9,7 @@ from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Work
 from stepserve.core.payload import KvChunk, Payload, SettledToken
 from stepserve.core.request import FinishReason, OnMiss, Progress, Request
-from stepserve.core.resident import Resident, StepPace
+from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.segment import Segment
 from stepserve.core.step import Batch, Mix, Step, StepOutcome
 
@@ -71,7 +71,7 @@ class StepProgram(Protocol):
         progress: Progress,
         forecast: StepForecast,
         index: int,
-        residents: int,
+        running_requests: int,
     ) -> Batches:
         """What it has to run to its end at the ``index``-th threshold, among others like it."""
         ...
@@ -96,8 +96,8 @@ class StepProgram(Protocol):
 class CostModel(Protocol):
     """Predicts how long a batch takes, and learns from what was measured.
 
-    ``mix`` is ``StepProgram.mix`` of the batch. A model of causal batches that is asked without
-    it takes the tokens for one prefill.
+    ``mix`` is ``StepProgram.mix`` of the batch. A model of autoregressive batches that is asked
+    without it takes the tokens for one prefill.
     """
 
     def step_time_s(
@@ -114,7 +114,7 @@ class CostModel(Protocol):
 
 
 class SegmentCost(Protocol):
-    """Predicts how long an instance is busy with what it holds (dynaserve.md 3.4)."""
+    """Predicts how long an instance is busy with what it holds (DynaServe 3.4)."""
 
     def seconds(self, held: Sequence[Work], added: Work | None, spec: InstanceSpec) -> float:
         """Seconds until everything is done, with ``added`` if given (T of 3.5)."""
@@ -170,14 +170,14 @@ class PlacementPolicy(Protocol):
 
 
 class MigrationPolicy(Protocol):
-    """Chooses whether and where a resident should go on elsewhere."""
+    """Chooses whether and where a running request should go on elsewhere."""
 
     def target(
         self, request: Request, source: InstanceLoad, others: Iterator[InstanceLoad]
     ) -> InstanceId | None:
         """A better instance than ``source`` among the others with room, if there is one.
 
-        The others come with the fewest resident tokens first, ties by instance id, and are
+        The others come with the fewest running tokens first, ties by instance id, and are
         looked up as they are asked for: a policy that needs one does not pay for all.
         """
         ...
@@ -189,7 +189,7 @@ class Demand:
 
     ``done``: share of the output that is settled. ``heavy`` and ``light``: steps it still needs
     at each of ``thresholds`` (highest first), each of ``heavy_tokens`` or ``light_tokens``.
-    ``least_s``: seconds below which no end is believed possible (dilaserve.md B6, ``possible``).
+    ``least_s``: seconds below which no end is believed possible (DiLaServe B6, ``possible``).
     """
 
     request: Request
@@ -225,24 +225,24 @@ class CapPolicy(Protocol):
 
 
 class BatchingPolicy(Protocol):
-    """Chooses which residents step together next, and foretells the pace of their steps."""
+    """Chooses which running requests step together next, and foretells the pace of their steps."""
 
-    def pace(self, residents: Sequence[Resident], spec: InstanceSpec) -> StepPace:
-        """Expected seconds of one heavy and one light step, if these residents stay."""
+    def pace(self, running_requests: Sequence[RunningRequest], spec: InstanceSpec) -> StepPace:
+        """Expected seconds of one heavy and one light step, if these running requests stay."""
         ...
 
     def compose(
-        self, candidates: Sequence[tuple[Resident, Step]], spec: InstanceSpec, now_s: float
+        self, candidates: Sequence[tuple[RunningRequest, Step]], spec: InstanceSpec, now_s: float
     ) -> tuple[Step, ...]:
         """The steps to run now: a subset of the candidates, never empty if they are not."""
         ...
 
 
 class ThresholdPolicy(Protocol):
-    """Chooses the confidence threshold of a resident's next step."""
+    """Chooses the confidence threshold of a running request's next step."""
 
-    def pick(self, resident: Resident, pace: StepPace, now_s: float) -> float:
-        """One of ``resident.forecast.thresholds``, none above ``resident.cap`` if possible."""
+    def pick(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:
+        """One of ``running.forecast.thresholds``, none above ``running.cap`` if possible."""
         ...
 
 
@@ -251,7 +251,7 @@ class RefreshPolicy(Protocol):
 
     def upgrade(
         self,
-        residents: Mapping[RequestId, Resident],
+        running_requests: Mapping[RequestId, RunningRequest],
         steps: tuple[Step, ...],
         pace: StepPace,
         spec: InstanceSpec,

@@ -24,7 +24,7 @@ class OnMiss(StrEnum):
 
 
 class CacheMode(StrEnum):
-    """Which keys and values a diffusion step may reuse (Fast-dLLM; dilaserve.md C8)."""
+    """Which keys and values a diffusion step may reuse (Fast-dLLM; DiLaServe C8)."""
 
     NONE = "none"  # exact: every step executes the whole sequence
     PREFIX = "prefix"  # cached steps execute from the block's start to the end
@@ -40,7 +40,7 @@ class CacheMode(StrEnum):
 class RefreshScope(StrEnum):
     """What a recompute step executes of a request whose prompt has keys and values already.
 
-    Source: dilaserve.md Part E 3. The prompt's keys and values change little while the output
+    Source: DiLaServe Part E 3. The prompt's keys and values change little while the output
     is denoised, and dLLM-Cache refreshes them far less often; here they are computed once per
     instance, by the first step on it.
     """
@@ -151,7 +151,7 @@ class Request:
 
 
 class Confidence(NamedTuple):
-    """Five numbers over the latest confidence of every output position (dilaserve.md B4)."""
+    """Five numbers over the latest confidence of every output position (DiLaServe B4)."""
 
     minimum: float
     p25: float

@@ -33,7 +33,7 @@ class SegmentEnd(StrEnum):
 
 
 class HandoverStage(StrEnum):
-    """What a hand-over waits for; each has its time limit (dynaserve.md 3.7)."""
+    """What a hand-over waits for; each has its time limit (DynaServe 3.7)."""
 
     PREPARE = "prepare"  # the sender: for room on the other side
     LANDING = "landing"  # the receiver, told that all was sent: for the rest of it

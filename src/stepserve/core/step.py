@@ -4,6 +4,7 @@
 ``StepForecast``: one is made at every step of every request, in a third of the time.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """What a batch of causal steps is made of: the key of its time (dynaserve.md 3.2).
+    """What a batch of autoregressive steps is made of: the key of its time (DynaServe 3.2).
 
     ``prefill_pairs`` are the query-key pairs of the heavy steps: a chunk of q tokens after c0
     others has q * c0 + q * (q + 1) / 2, which is what its attention costs.
@@ -52,14 +53,18 @@ class Mix(NamedTuple):
     decodes: int = 0
     decode_context: int = 0
 
-    def plus(self, step: Step) -> "Mix":
-        """With one more step."""
-        tokens, pairs, decodes, context = self
-        _, kind, query, keys, _ = step
-        if kind.heavy:
-            pairs += query * (keys - query) + query * (query + 1) // 2
-            return Mix(tokens + query, pairs, decodes, context)
-        return Mix(tokens, pairs, decodes + 1, context + keys)
+    @classmethod
+    def of(cls, steps: "Sequence[Step]") -> "Mix":
+        """Of autoregressive steps."""
+        tokens = pairs = decodes = context = 0
+        for _, kind, query, keys, _ in steps:
+            if kind.heavy:
+                tokens += query
+                pairs += query * (keys - query) + query * (query + 1) // 2
+            else:
+                decodes += 1
+                context += keys
+        return cls(tokens, pairs, decodes, context)
 
 
 class Batch(NamedTuple):
@@ -70,7 +75,7 @@ class Batch(NamedTuple):
 
     @property
     def query_tokens(self) -> int:
-        """Tokens executed: the cost key of a diffusion step (dilaserve.md B2)."""
+        """Tokens executed: the cost key of a diffusion step (DiLaServe B2)."""
         return sum([step.query_tokens for step in self.steps])
 
 

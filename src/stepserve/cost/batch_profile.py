@@ -1,4 +1,4 @@
-"""Measured batches of a causal model: what its batch-time tables begin with."""
+"""Measured batches of an autoregressive model: what its batch-time tables begin with."""
 
 import dataclasses
 import itertools

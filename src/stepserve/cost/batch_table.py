@@ -1,6 +1,6 @@
-"""How long a batch of causal steps takes: a roofline to start from, a grid that learns the rest.
+"""How long a batch of autoregressive steps takes: a roofline, then a grid that learns.
 
-Source: dynaserve.md 3.2 (a fill-in there: the paper names a table of prefill tokens, context and
+Source: DynaServe 3.2 (a fill-in there: the paper names a table of prefill tokens, context and
 decodes, no more). A cell stands for (prefill tokens, mean context of a decode, decodes); between
 cells seconds are linear in each. Deviations:
 
@@ -85,7 +85,7 @@ class Accuracy(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """The gate of dynaserve.md 3.2, on at least one batch."""
+        """The gate of DynaServe 3.2, on at least one batch."""
         return self.steps > 0 and self.median < 0.08 and self.p95 < 0.20
 
 
@@ -261,7 +261,7 @@ def _repaired(values: Grid, known: NDArray[np.bool_], guess: Grid) -> Grid:
 
 
 class BatchTable:
-    """A ``CostModel`` of causal batches, one grid per tensor-parallel degree.
+    """A ``CostModel`` of autoregressive batches, one grid per tensor-parallel degree.
 
     Every scheduler owns its own. Seconds run from the end of one batch to the end of the next,
     without the time between that the instance was idle.

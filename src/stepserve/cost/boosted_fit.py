@@ -1,4 +1,4 @@
-"""Trains the boosted step predictor from step logs, and measures it (dilaserve.md B5).
+"""Trains the boosted step predictor from step logs, and measures it (DiLaServe B5).
 
 Error is WMAPE: the sum of |predicted - true remaining steps| over the sum of the true ones.
 
@@ -33,7 +33,7 @@ PUBLISHED_BY_FEATURES = {"length": 0.750, "progress": 0.352, "confidence": 0.193
 PUBLISHED_BY_REFRESH = dict(
     zip(REFRESHES, (0.193, 0.194, 0.197, 0.201, 0.215, 0.248, 0.288, 0.543), strict=True)
 )
-"""LLaDA-8B; newly unmasked tokens between forecasts (none: only the first), dilaserve.md B5."""
+"""LLaDA-8B; newly unmasked tokens between forecasts (none: only the first), DiLaServe B5."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Remaining steps by gradient-boosted trees over progress and confidence (dilaserve.md B5).
+"""Remaining steps by gradient-boosted trees over progress and confidence (DiLaServe B5).
 
 One model answers for all thresholds: it is asked once per candidate, with the threshold as a
 feature. Its plain sibling is ``MeanYield``. ``boosted_fit`` trains it; serving needs only the

@@ -1,10 +1,10 @@
-"""What the boosted predictor is shown, and what it is to answer (dilaserve.md B5).
+"""What the boosted predictor is shown, and what it is to answer (DiLaServe B5).
 
 The published features, eleven, in an order of our own: a *feature set* is the first so many of
 them, so that the study of feature sets needs no second code path.
 
 Deviation: the published requests always run to their full output length; ours may end at an
-end-of-text token (dilaserve.md Part E 5), where the limit is known and the end is not. All
+end-of-text token (DiLaServe Part E 5), where the limit is known and the end is not. All
 shares are therefore of the **reach**: the output limit, or, of a model whose requests mostly
 end by themselves, at most the mean output length of those. Without early ends the reach is
 the published output length. The feature "output length" stays the limit.

@@ -1,6 +1,6 @@
-"""How long the output of a causal request becomes: a hint, the mean of its like, or the limit.
+"""How long an autoregressive output becomes: a hint, the mean of its like, or the limit.
 
-Source: dynaserve.md 3.6 (its fill-ins: class mean, request hint, ``max_tokens``). A forecast has
+Source: DynaServe 3.6 (its fill-ins: class mean, request hint, ``max_tokens``). A forecast has
 one threshold, 1.0: ``steps`` are decode steps left, ``output_tokens`` is the expected total, never
 above the request's limit. No margin is added: that is the placement's. Deviations:
 

@@ -62,7 +62,7 @@ def most_steps(request: Request, progress: Progress, settled: int) -> float:
 PUBLISHED = Yields(
     {0.9: 256 / 85.70, 0.8: 256 / 67.05, 0.7: 256 / 54.08, 0.6: 256 / 44.83, 0.5: 256 / 38.65},
     256.0,
-    "published: LLaDA-8B, GSM8K, 256 tokens, block 32, dual cache (dilaserve.md D2)",
+    "published: LLaDA-8B, GSM8K, 256 tokens, block 32, dual cache (DiLaServe D2)",
 )
 """A start for models that come without yields of their own; corrected while serving."""
 

@@ -1,6 +1,6 @@
-"""Seconds of a batch of causal steps from a model's shape: the prior of a table that learns.
+"""Seconds of a batch of autoregressive steps from a model's shape: what a table starts from.
 
-Source: dynaserve.md 3.2 (the formula) and 2.3 (the constants of the published models).
+Source: DynaServe 3.2 (the formula) and 2.3 (the constants of the published models).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ class Roofline:
 
     ``hidden`` is the width of attention (query heads times head size); ``flops_per_s`` and
     ``bytes_per_s`` are what all GPUs of an instance sustain together. All-reduces are left to the
-    rates. Source: dynaserve.md 3.2; ``pctx`` is not known of several chunks together, their mean
+    rates. Source: DynaServe 3.2; ``pctx`` is not known of several chunks together, their mean
     (by tokens) stands in for it.
     """
 
@@ -90,7 +90,7 @@ QWEN = {  # parameters, layers, hidden, bytes of keys and values per token
     "qwen2.5-32b": (32.76e9, 64, 5120, 262_144),
     "qwen2.5-72b": (72.71e9, 80, 8192, 327_680),
 }
-"""From the model cards; 8 key-value heads of 128 values each (dynaserve.md 2.3)."""
+"""From the model cards; 8 key-value heads of 128 values each (DynaServe 2.3)."""
 
 
 def roofline_on_a100(model: str, tp: int = 1) -> Roofline:

@@ -1,6 +1,6 @@
 """How long an instance is busy with the segments it holds and one more: two definitions.
 
-Source: dynaserve.md 3.4 (both are fill-ins: the paper does not define its T1 and T2).
+Source: DynaServe 3.4 (both are fill-ins: the paper does not define its T1 and T2).
 ``Occupancy`` adds up machine time, ``Elapsed`` plays through to the end. Deviations of
 ``Occupancy``:
 

@@ -28,7 +28,7 @@ class Architecture:
     only supported value is the given one (absent is fine). ``mask_token``: what the mask is
     called in the tokenizer, where no config has its id. ``suppressed``: kinds of tokens
     (``{}_token_id``) that are not to be written unless the checkpoint says what is: diffusion
-    models are trained to fill with them, causal ones hardly predict them.
+    models are trained to fill with them, autoregressive ones hardly predict them.
     """
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
@@ -294,7 +294,7 @@ def _llama(
     return Architecture(config, LLAMA_TOP, "model.layers.{}", layer, fixed, **more)
 
 
-_causal = partial(_llama, family=Family.AUTOREGRESSIVE, suppressed=())
+_ar = partial(_llama, family=Family.AUTOREGRESSIVE, suppressed=())
 
 _LLADA = Architecture(
     config=_llada_config,
@@ -378,11 +378,9 @@ ARCHITECTURES = {
         {"attention_bias": True, "use_sliding_window": False},
         mask_token="|<MASK>|",
     ),
-    "LlamaForCausalLM": _causal(_config, {"attention_bias": False, "sliding_window": None}),
-    "Qwen2ForCausalLM": _causal(
+    "LlamaForCausalLM": _ar(_config, {"attention_bias": False, "sliding_window": None}),
+    "Qwen2ForCausalLM": _ar(
         partial(_config, qkv_bias=True), {"attention_bias": True, "use_sliding_window": False}
     ),
-    "Qwen3ForCausalLM": _causal(
-        _qwen3_config, {"attention_bias": False, "use_sliding_window": False}
-    ),
+    "Qwen3ForCausalLM": _ar(_qwen3_config, {"attention_bias": False, "use_sliding_window": False}),
 }

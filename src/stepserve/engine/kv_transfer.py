@@ -1,4 +1,4 @@
-"""Moves chunks of keys and values between instances (dynaserve.md 3.7).
+"""Moves chunks of keys and values between instances (DynaServe 3.7).
 
 One interface, three backends: within a process, through shared memory, over TCP. Every
 instance has one end, owned by one thread. Nothing here waits or starts threads: bytes move

@@ -21,8 +21,8 @@ from stepserve.core.request import Family, FinishReason, Request
 from stepserve.core.step import Batch, Step, StepOutcome
 from stepserve.engine.attention import PackedAttention
 from stepserve.engine.confidence import LOGITS_PER_SLICE, in_order, modes, wants_mode
+from stepserve.engine.diffusion_inputs import Packed
 from stepserve.engine.graphs import CachedRow, Replay
-from stepserve.engine.inputs import Packed
 from stepserve.engine.kv_pages import PagePool
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.parallel import Share

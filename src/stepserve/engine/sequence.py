@@ -11,7 +11,7 @@ class TokenSequence:
     """Prompt and output so far, and whether the output has ended.
 
     Its length is what is known: the inputs that can be executed. Emitted ids are the whole
-    state of sampling (dynaserve.md 3.6): a draw depends on seed and offset alone, and
+    state of sampling (DynaServe 3.6): a draw depends on seed and offset alone, and
     penalties and grammars are not served.
     """
 

@@ -1,4 +1,4 @@
-"""Which masked positions a step settles: the confidence-threshold rule (dilaserve.md B4)."""
+"""Which masked positions a step settles: the confidence-threshold rule (DiLaServe B4)."""
 
 import struct
 from collections.abc import Sequence

@@ -35,8 +35,8 @@ from stepserve.core.payload import KvChunk, Payload
 from stepserve.core.protocols import BatchResult
 from stepserve.core.request import Progress, Request
 from stepserve.core.step import Batch
-from stepserve.engine.causal import AutoregressiveExecutor
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.ar_executor import AutoregressiveExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.kv_pages import checksums
 from stepserve.engine.loader import load_model
 from stepserve.engine.models.transformer import ModelConfig
@@ -277,8 +277,8 @@ class ParallelExecutor:
             worker.join()
 
 
-class ParallelCausalExecutor(ParallelExecutor):
-    """Of a causal model; implements ``KvPages``, too.
+class ParallelAutoregressiveExecutor(ParallelExecutor):
+    """Of an autoregressive model; implements ``KvPages``, too.
 
     Chunks have all heads in their order, whatever the degree, and so have their checksums:
     instances of unlike degrees hand over to each other.

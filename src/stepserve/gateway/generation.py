@@ -83,7 +83,7 @@ class Generation:
         self._frontend = frontend
         self._observer = observer
         self._news: asyncio.Queue[News] = asyncio.Queue()
-        self._running = len(self.choices)
+        self._batch = len(self.choices)
         self._watcher = asyncio.create_task(self._watch(receive))
         for choice in self.choices:
             reader = asyncio.create_task(self._read(choice))
@@ -93,7 +93,7 @@ class Generation:
     @property
     def over(self) -> bool:
         """Whether the last news has been taken."""
-        return self._running == 0
+        return self._batch == 0
 
     async def next(self, timeout_s: float | None = None) -> News | None:
         """The next news, or ``None`` after ``timeout_s`` without any.
@@ -105,7 +105,7 @@ class Generation:
                 news = await self._news.get()
         except TimeoutError:
             return None
-        self._running -= news.ended
+        self._batch -= news.ended
         if news.choice.failure is not None:
             raise news.choice.failure
         return news

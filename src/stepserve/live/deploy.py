@@ -84,7 +84,7 @@ class Cluster:
     def control_reading(self) -> ControlReading:
         """What the control plane decided so far."""
         scheduler, counters = self.loop.scheduler, self.counters
-        caps = [tracked.cap for tracked in scheduler.ledger.requests.values()] or [1.0]
+        caps = [state.cap for state in scheduler.ledger.requests.values()] or [1.0]
         return ControlReading(
             cap_lowest=min(caps),
             cap_mean=sum(caps) / len(caps),
@@ -171,7 +171,7 @@ def _first_specs(config: ServeConfig) -> tuple[InstanceSpec, ...]:
             tp_degree=degree,
             page_capacity=config.kv_pages * degree,
             page_tokens=config.page_tokens,
-            max_residents=config.max_residents * degree,
+            max_running_requests=config.max_running_requests * degree,
             slot=slot,
         )
         specs.append(spec)

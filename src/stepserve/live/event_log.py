@@ -38,7 +38,8 @@ Scheduler = tuple[InstanceId | None, int]
 class Header:
     """What fresh schedulers are built from: see ``families``.
 
-    Step-time ``profiles`` are by tensor-parallel degree; causal models have ``batches`` instead.
+    Step-time ``profiles`` are by tensor-parallel degree; autoregressive models have ``batches``
+    instead.
     """
 
     control: ControlConfig

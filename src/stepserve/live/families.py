@@ -1,8 +1,8 @@
 """What a live cluster is made of that depends on the model's family.
 
-A diffusion model brings step-time tables, a causal one a profile of batches; everything else, from
-the transport to the gateway, is the same. An event log's header holds what schedulers were made
-with, so a replay makes them here, too.
+A diffusion model brings step-time tables, an autoregressive one a profile of batches; everything
+else, from the transport to the gateway, is the same. An event log's header holds what schedulers
+were made with, so a replay makes them here, too.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 import stepserve.engine.bundled
-from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.config import ControlConfig, ServeConfig
@@ -33,12 +32,18 @@ from stepserve.cost.output_length import ClassMean, Hinted
 from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
 from stepserve.cost.segment_cost import Elapsed, Link, Occupancy
 from stepserve.cost.step_table import StepProfile, StepTable
-from stepserve.engine.causal import AutoregressiveExecutor
-from stepserve.engine.causal_profiling import measure_grid
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.ar_executor import AutoregressiveExecutor
+from stepserve.engine.ar_profiling import measure_grid
+from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel, load_model
 from stepserve.engine.parallel import Share
-from stepserve.engine.workers import ParallelCausalExecutor, ParallelExecutor, Setup, prepare
+from stepserve.engine.workers import (
+    ParallelAutoregressiveExecutor,
+    ParallelExecutor,
+    Setup,
+    prepare,
+)
+from stepserve.families.assemble import assemble_global, assemble_local
 
 from .event_log import Header
 from .hub import is_hub_name, snapshot
@@ -56,7 +61,7 @@ COPY_BYTES_PER_S, COPY_S = 1e9, 0.002
 """Keys and values from one thread of this process to another: gathered, checked, scattered."""
 
 FORECAST_TOKENS = 64
-"""Decoded tokens between forecasts of a causal request: its length is all they foretell."""
+"""Decoded tokens between forecasts of an autoregressive request: they foretell its length only."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -150,7 +155,7 @@ def cores_per_share(config: ServeConfig) -> int:
 def make_header(config: ServeConfig, loaded: LoadedModel) -> Header:
     """What schedulers are made of. Raises FieldError for what the model cannot be served with."""
     if loaded.family is Family.AUTOREGRESSIVE:
-        return _causal(config, loaded)
+        return _ar(config, loaded)
     return _diffusion(config, loaded)
 
 
@@ -185,7 +190,7 @@ def make_executor(
     devices = tuple("cpu" if on_cpu else f"{config.device}:{gpu}" for gpu in spec.slot.gpus)
     dtype = next(loaded.model.parameters()).dtype
     setup = Setup(str(loaded.folder), devices, dtype, tokens, pages, threads, config.hang_s)
-    return ParallelCausalExecutor(setup) if causal else ParallelExecutor(setup)
+    return ParallelAutoregressiveExecutor(setup) if causal else ParallelExecutor(setup)
 
 
 def lone_executor(
@@ -227,14 +232,14 @@ def _cost(header: Header) -> CostModel:
 
 def _diffusion(config: ServeConfig, loaded: LoadedModel) -> Header:
     if config.keep_profile:
-        raise FieldError("keep_profile", "batch times are those of causal models")
+        raise FieldError("keep_profile", "batch times are those of autoregressive models")
     degrees = tp_degrees(config, loaded)
     check_split(config, loaded, degrees)
     control = dataclasses.replace(config.control, tp_degrees=degrees, family=Family.DIFFUSION)
     return Header(control, step_profiles(config, degrees))
 
 
-def _causal(config: ServeConfig, loaded: LoadedModel) -> Header:
+def _ar(config: ServeConfig, loaded: LoadedModel) -> Header:
     """Placement is ``tandem_split`` where the configuration has its default.
 
     Without a profile in the model's folder (``stepserve profile`` makes one) a few batches are
@@ -304,12 +309,12 @@ def batch_profile(
     repeats: int = 2,
     executor: AnyExecutor | None = None,
 ) -> BatchProfile:
-    """Measure batches of a causal model on its device: by default a few, in seconds of time.
+    """Measure batches of an autoregressive model on its device: by default a few, in seconds.
 
     ``executor``: of an instance of another degree than 1, which has ``threads`` for each share.
     """
     executor = executor or AutoregressiveExecutor(loaded, threads=threads)
-    assert isinstance(executor, KvPages), "it is of a causal model"
+    assert isinstance(executor, KvPages), "it is of an autoregressive model"
     began_s = time.monotonic()
     steps = measure_grid(executor, prefills, contexts, decodes, repeats)
     logger.info("measured %d batches in %.1f s", len(steps), time.monotonic() - began_s)

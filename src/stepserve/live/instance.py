@@ -13,13 +13,13 @@ from typing import Protocol, runtime_checkable
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import (
     FreeState,
-    Later,
     LoadState,
     LocalAction,
     Predict,
     PushChunk,
     Report,
     RunBatch,
+    StartTimer,
     Tell,
 )
 from stepserve.core.events import (
@@ -30,7 +30,7 @@ from stepserve.core.events import (
     LocalEvent,
     Predicted,
     SegmentPlaced,
-    TimedOut,
+    TimerExpired,
 )
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.payload import KvChunk
@@ -79,7 +79,7 @@ class Instance:
         self._steps: list[StepRecord] = []
         self._events: list[GlobalEvent] = []
         self._peers: list[tuple[InstanceId, Delivery]] = []
-        self._later: list[tuple[float, TimedOut]] = []
+        self._later: list[tuple[float, TimerExpired]] = []
 
     @property
     def has_batch(self) -> bool:
@@ -114,7 +114,7 @@ class Instance:
         """Run the waiting batch and settle it; the next batch may then be waiting.
 
         A batch's seconds count from when it was composed: deadlines pay for the host's
-        overhead, so the step-time table must know of it (dilaserve.md D5).
+        overhead, so the step-time table must know of it (DiLaServe D5).
         """
         batch = self._batch
         assert batch is not None, "run_batch without a batch"
@@ -146,11 +146,11 @@ class Instance:
         result: BatchResult,
         started_s: float,
     ) -> None:
-        residents = self.scheduler.residents
+        running_requests = self.scheduler.running_requests
         for step, outcome in zip(batch.steps, outcomes, strict=True):
             request_id = step.request_id
-            resident = residents[request_id]
-            self._predictor.learn(resident.request, resident.progress, outcome, step)
+            running = running_requests[request_id]
+            self._predictor.learn(running.request, running.progress, outcome, step)
             tokens = result.settled.get(request_id, ())
             epoch = self._epochs[request_id]
             self._steps.append(StepRecord(step, outcome, tokens, epoch, started_s))
@@ -195,7 +195,7 @@ class Instance:
                 chunk = self._kv().export_kv(request_id, epoch, start, stop)
                 landed = ChunkLanded(request_id, epoch, start, stop)
                 self._peers.append((to, Delivery(landed, chunk=chunk)))
-            case Later():
+            case StartTimer():
                 self._later.append((action.after_s, action.event))
 
     def _load(self, action: LoadState, delivery: Delivery) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the batch times of a causal model that a server measured, for its next start."""
+"""Keeps the batch times of an autoregressive model that a server measured, for its next start."""
 
 from collections import deque
 from pathlib import Path

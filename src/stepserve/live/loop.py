@@ -40,7 +40,7 @@ from stepserve.core.events import (
     RequestCancelled,
     SegmentEnded,
     SegmentPlaced,
-    TimedOut,
+    TimerExpired,
 )
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
@@ -256,8 +256,8 @@ class ControlLoop:
             self._pass_on(to, delivery)
         assert self._loop is not None, "attached together"
         origin = InstanceOutput(output.instance, output.incarnation)  # without what it carried
-        for after_s, timed_out in output.later:
-            self._loop.call_later(after_s, self._remind, origin, timed_out)
+        for after_s, expired in output.later:
+            self._loop.call_later(after_s, self._remind, origin, expired)
 
     def _pass_on(self, to: InstanceId, delivery: Delivery) -> None:
         """From one instance to another; a hand-over brings the tokens that reached us along."""
@@ -269,16 +269,16 @@ class ControlLoop:
             delivery = Delivery(delivery.event, record.payload, record.token_ids())
         self._transport.deliver(to, delivery)
 
-    def _remind(self, origin: InstanceOutput, event: TimedOut) -> None:
+    def _remind(self, origin: InstanceOutput, event: TimerExpired) -> None:
         assert self._transport is not None, "outputs come from the transport"
         if self._transport.current(origin):
             self._transport.deliver(origin.instance, Delivery(event))
 
     def _note_release(self, event: SegmentEnded) -> None:
         request_id = event.segment.request_id
-        tracked = self.scheduler.ledger.requests.get(request_id)
+        state = self.scheduler.ledger.requests.get(request_id)
         record = self.records.get(request_id)
-        current = None if tracked is None else tracked.segment
+        current = None if state is None else state.segment
         if record is not None and current is not None and current.epoch == event.segment.epoch:
             record.released = event.end is SegmentEnd.RELEASED
 

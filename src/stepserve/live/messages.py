@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stepserve.core.events import GlobalEvent, LocalEvent, TimedOut
+from stepserve.core.events import GlobalEvent, LocalEvent, TimerExpired
 from stepserve.core.ids import InstanceId
 from stepserve.core.payload import KvChunk, Payload, SettledToken
 from stepserve.core.step import Step, StepOutcome
@@ -48,4 +48,4 @@ class InstanceOutput:
     steps: tuple[StepRecord, ...] = ()
     events: tuple[GlobalEvent, ...] = ()
     peers: tuple[tuple[InstanceId, Delivery], ...] = ()
-    later: tuple[tuple[float, TimedOut], ...] = ()
+    later: tuple[tuple[float, TimerExpired], ...] = ()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepserve.control.ledger import TrackedInstance
+from stepserve.control.ledger import InstanceState
 from stepserve.control.reconfigure import slot_id
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.events import PlanSolved
@@ -70,7 +70,7 @@ class LiveOperator:
         self._begin(slots, "layout")
 
     def drain(self, name: str) -> None:
-        """Begin to stop one instance; its residents go on elsewhere.
+        """Begin to stop one instance; its running requests go on elsewhere.
 
         Raises KeyError for one that there is not, StepserveError where it cannot be stopped now.
         """
@@ -113,7 +113,7 @@ class LiveOperator:
             raise StepserveError("an accepted request would find no room")
 
 
-def _instance(instance: TrackedInstance) -> dict[str, Any]:
+def _instance(instance: InstanceState) -> dict[str, Any]:
     state = "stopping" if instance.stopping else "draining" if instance.draining else "up"
     counts = {"running": len(instance.placed), "pages_free": instance.pages.free}
     return _row(instance.spec, state) | counts
@@ -128,7 +128,7 @@ def _row(spec: InstanceSpec, state: str) -> dict[str, Any]:
         "node": spec.slot.node if spec.slot else None,
         "gpus": list(spec.slot.gpus) if spec.slot else [],
         "running": 0,
-        "max_running": spec.max_residents,
+        "max_running": spec.max_running_requests,
         "pages": spec.page_capacity,
         "pages_free": spec.page_capacity if state == "starting" else None,
     }

@@ -25,7 +25,7 @@ from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import Progress, Request
 from stepserve.core.step import Step, StepOutcome
 
-from .door import Entrance
+from .connections import Listener
 from .families import Recipe
 from .instance import Instance
 from .kv_links import KvAddress, KvLinks
@@ -36,7 +36,7 @@ from .wire import LOOK_S, Carrier, Link
 
 logger = logging.getLogger(__name__)
 
-Lesson = tuple[Request | RequestId, Progress, StepOutcome, Step]
+LearnedStep = tuple[Request | RequestId, Progress, StepOutcome, Step]
 """Arguments of ``StepPredictor.learn``. A request is told once until its segment ends."""
 
 
@@ -46,7 +46,7 @@ class Turn:
 
     output: InstanceOutput | None
     handled: Sequence[Handled]
-    lessons: Sequence[Lesson]
+    learned: Sequence[LearnedStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Retire:
     announce: bool
 
 
-class Pupil:
+class RemotePredictor:
     """A predictor that learns from the steps of one instance, and hands them on."""
 
     def __init__(self, predictor: StepPredictor) -> None:
         self._predictor = predictor
-        self._lessons: list[Lesson] = []
+        self._learned: list[LearnedStep] = []
         self._told: set[RequestId] = set()
 
     def remaining_steps(
@@ -82,13 +82,13 @@ class Pupil:
         self._predictor.learn(request, progress, outcome, step)
         named = request.id if request.id in self._told else request
         self._told.add(request.id)
-        self._lessons.append((named, progress, outcome, step))
+        self._learned.append((named, progress, outcome, step))
 
-    def hand_in(self, ended: Sequence[RequestId]) -> list[Lesson]:
+    def take_learned(self, ended: Sequence[RequestId]) -> list[LearnedStep]:
         """All lessons since the last time; then segments of some requests ended."""
-        lessons, self._lessons = self._lessons, []
+        learned, self._learned = self._learned, []
         self._told.difference_update(ended)
-        return lessons
+        return learned
 
 
 class RemoteInstance:
@@ -107,9 +107,9 @@ class RemoteInstance:
         ``host``: its address among the nodes.
         """
         self._recipe = recipe
-        self._entrance = Entrance(host)
-        self.door = self._entrance.door
-        self._pupil = Pupil(recipe.predictor())
+        self._accepting = Listener(host)
+        self.address = self._accepting.address
+        self._predictor = RemotePredictor(recipe.predictor())
         self._handled: list[Handled] = []
         self._chunk_bytes = _most_bytes(recipe, spec)
         self._kv = KvLinks(node, host if self._chunk_bytes else "", self._landed)
@@ -119,12 +119,12 @@ class RemoteInstance:
 
     def run(self) -> None:
         """Serve the control loop until it ends the connection, or this instance has ended."""
-        carrier, self._offset_s = self._entrance.wait()
+        carrier, self._offset_s = self._accepting.wait()
         self.serve(carrier)
 
     def serve(self, carrier: Carrier) -> None:
         """As ``run``, over a connection that is there. Nobody else can connect any more."""
-        self._entrance.close()
+        self._accepting.close()
         self._link = link = Link(carrier, self._take, self._host.name)
         link.send(self._kv.address)
         self._host.start()
@@ -140,7 +140,9 @@ class RemoteInstance:
 
     def _build(self, spec: InstanceSpec, incarnation: int) -> Instance:
         loaded, listeners = self._recipe.load(spec.tp_degree), [self._handled.append]
-        return self._recipe.instance(loaded, spec, incarnation, self._pupil, self._now_s, listeners)
+        return self._recipe.instance(
+            loaded, spec, incarnation, self._predictor, self._now_s, listeners
+        )
 
     def _take(self, item: Any) -> None:
         """From the control loop."""
@@ -169,7 +171,7 @@ class RemoteInstance:
             output = dataclasses.replace(output, peers=peers)
         handled = list(self._handled)
         self._handled.clear()
-        self._link.send(Turn(output, handled, self._pupil.hand_in(ended)))
+        self._link.send(Turn(output, handled, self._predictor.take_learned(ended)))
 
     def _tell(self, to: InstanceId, delivery: Delivery) -> bool:
         """Whether the control loop shall pass it on."""

@@ -25,7 +25,7 @@ from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import StepPredictor
 
-from .door import Door, knock
+from .connections import Address, connect
 from .families import Recipe, cores_per_share
 from .recording import Listener
 from .remote import RemoteInstance
@@ -194,9 +194,9 @@ class InstanceActor:
         )
         self._wait_for(group, needs)
         actor = self._held(lambda: self._start(group, needs), ray.kill)
-        door: Door = ray.get(actor.door.remote(), timeout=START_S)
+        address: Address = ray.get(actor.address.remote(), timeout=START_S)
         actor.run.remote().future().add_done_callback(self._note_end)
-        return knock(door)
+        return connect(address)
 
     def _held(self, make: Callable[[], Any], undo: Callable[[Any], None]) -> Any:
         """Make something that ``kill`` undoes."""
@@ -256,8 +256,8 @@ class _Actor:
         host = get_node_ip_address()
         self._instance = RemoteInstance(recipe, spec, incarnation, node, host)
 
-    def door(self) -> Door:
-        return self._instance.door
+    def address(self) -> Address:
+        return self._instance.address
 
     def run(self) -> None:
         self._instance.run()

@@ -172,11 +172,11 @@ class RemoteTransport(Hosts):
         match item:
             case KvAddress():
                 self._introduce(host, item)
-            case Turn(output, handled, lessons):
+            case Turn(output, handled, learned):
                 for call in handled:
                     for listen in self._listeners:
                         listen(call)
-                for named, progress, outcome, step in lessons:
+                for named, progress, outcome, step in learned:
                     request = host.request(named)
                     self._predictor.learn(request, progress, outcome, step)
                 if output is not None:

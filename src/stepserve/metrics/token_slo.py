@@ -1,4 +1,4 @@
-"""Service levels of single tokens: gaps between them, pooled over answers (dynaserve.md 3.10.5).
+"""Service levels of single tokens: gaps between them, pooled over answers (DynaServe 3.10.5).
 
 An answer is the times at which its tokens came, in seconds on one clock, in order. TBT of the
 k-th token, k >= 2, is t_k - t_(k-1), whichever instance made either token: the gap of a hand-over

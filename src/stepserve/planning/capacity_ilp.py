@@ -1,4 +1,4 @@
-"""Stage 1 of the planner: how many instances of each TP degree (DiLaServe, dilaserve.md B8, C7).
+"""Stage 1 of the planner: how many instances of each TP degree (DiLaServe B8, C7).
 
 In steady state every request of class k runs ``heavy`` (recompute) and ``light`` (cached) steps.
 The program chooses at which threshold each step runs, on which degree, and how large the

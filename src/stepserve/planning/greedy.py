@@ -1,10 +1,10 @@
 """The plain planner: try every layout at every threshold, take the first that fits.
 
 Baseline of ``two_stage``, without a solver. A layout fits a threshold if some number of
-residents per instance, the same everywhere, gives enough throughput and meets every SLO on
-every instance. All residents recompute together and run cached steps together, as ``time_left``
-of dilaserve.md B6 assumes. For small clusters: 4 nodes of 4 GPUs have 35 layouts, 8 nodes of 8
-have thousands.
+running requests per instance, the same everywhere, gives enough throughput and meets every SLO on
+every instance. All running requests recompute together and run cached steps together, as
+``time_left`` of DiLaServe B6 assumes. For small clusters: 4 nodes of 4 GPUs have 35 layouts, 8
+nodes of 8 have thousands.
 """
 
 import itertools
@@ -66,18 +66,20 @@ def _layouts(problem: PlanProblem) -> Iterator[Sequence[Partition]]:
 
 
 def _slack(problem: PlanProblem, layout: Counter[int], index: int) -> float | None:
-    """Mean slack with the fewest residents that carry the load; ``None`` if it does not fit."""
+    """Mean slack with the fewest running requests that carry the load; ``None``: none fits."""
     total_per_s = sum(c.rate_per_s for c in problem.classes)
     shares = [c.rate_per_s / total_per_s for c in problem.classes]
     smallest = min(c.full_tokens for c in problem.classes)
-    for residents in range(1, max(t[-1][0] for t in problem.step_s.values()) // smallest + 1):
+    for running_requests in range(
+        1, max(t[-1][0] for t in problem.step_s.values()) // smallest + 1
+    ):
         capacity_per_s = slack = 0.0
         for degree, count in layout.items():
-            latency_s = _latency_s(problem, degree, residents, index)
+            latency_s = _latency_s(problem, degree, running_requests, index)
             if any(s > c.slo_s for s, c in zip(latency_s, problem.classes, strict=True)):
-                return None  # more residents are only slower
+                return None  # more running requests are only slower
             mean_s = sum(w * s for w, s in zip(shares, latency_s, strict=True))
-            capacity_per_s += count * residents / mean_s
+            capacity_per_s += count * running_requests / mean_s
             rows = zip(shares, latency_s, problem.classes, strict=True)
             slack += count * sum(w * (1.0 - s / c.slo_s) for w, s, c in rows)
         if capacity_per_s >= total_per_s:
@@ -85,8 +87,8 @@ def _slack(problem: PlanProblem, layout: Counter[int], index: int) -> float | No
     return None
 
 
-def _latency_s(problem: PlanProblem, degree: int, residents: int, index: int) -> list[float]:
-    """Latency of each class on an instance with this many residents of the mean length."""
+def _latency_s(problem: PlanProblem, degree: int, running_requests: int, index: int) -> list[float]:
+    """Latency of each class on an instance with this many running requests of the mean length."""
     table = problem.step_s[degree]
     total_per_s = sum(c.rate_per_s for c in problem.classes)
     full = sum(c.rate_per_s * c.full_tokens for c in problem.classes) / total_per_s
@@ -94,7 +96,7 @@ def _latency_s(problem: PlanProblem, degree: int, residents: int, index: int) ->
     latency_s = []
     for c in problem.classes:
         heavy_steps, light_steps = step_counts(problem, c, yields(problem, c)[index])
-        full_s = step_s(table, max(c.full_tokens, residents * full))
-        light_s = step_s(table, residents * light) if light_steps else 0.0
+        full_s = step_s(table, max(c.full_tokens, running_requests * full))
+        light_s = step_s(table, running_requests * light) if light_steps else 0.0
         latency_s.append(heavy_steps * full_s + light_steps * light_s)
     return latency_s

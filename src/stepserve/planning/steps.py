@@ -1,7 +1,7 @@
 """What a request of a class costs: its steps of each kind, and the tokens that they execute.
 
 Heavy steps recompute all keys and values, one per block; light steps reuse them. Without a
-cache all steps are heavy (dilaserve.md B4, C8), of a block-causal model the first alone.
+cache all steps are heavy (DiLaServe B4, C8), of a block-causal model the first alone.
 """
 
 import bisect

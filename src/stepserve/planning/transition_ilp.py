@@ -1,4 +1,4 @@
-"""Stage 2 of the planner: which GPUs, so that most instances stay (DiLaServe, dilaserve.md B8).
+"""Stage 2 of the planner: which GPUs, so that most instances stay (DiLaServe B8).
 
 The published program places every GPU in a slot. Here a column says how a node is split, which
 also fixes how many of its instances can stay, whatever GPUs they are on; the free GPUs then

@@ -1,4 +1,4 @@
-"""DiLaServe's planner: capacity, then transition, then whether it is worth it (dilaserve.md B8).
+"""DiLaServe's planner: capacity, then transition, then whether it is worth it (DiLaServe B8).
 
 The plain sibling is ``greedy``. Deviations: an SLO that no layout meets is planned for least
 lateness before giving up (see ``capacity_ilp``); "no worse" allows for the solver's gap.

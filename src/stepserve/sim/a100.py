@@ -1,6 +1,6 @@
-"""How long a batch of a causal model takes on A100 GPUs: the simulator's truth.
+"""How long a batch of an autoregressive model takes on A100 GPUs: the simulator's truth.
 
-Source: dynaserve.md 3.10.1 (the models and their TP degrees), fitted to public operator
+Source: DynaServe 3.10.1 (the models and their TP degrees), fitted to public operator
 profiles by ``experiments/calibration/fit_a100.py``; docs/cost-model.md has the fit's error. The
 constants are in ``data/a100.json``. Two profiles: ``a100`` (operators of the same generation as
 the published system) and ``a100-aic`` (matrix products of a newer stack, without the small
@@ -34,7 +34,7 @@ TABLE_TOKENS, TABLE_ROWS = 8192, 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a dense causal model (from its public card) and the TP degree it is served at."""
+    """Sizes of a dense model (from its public card) and the TP degree it is served at."""
 
     tp: int
     layers: int

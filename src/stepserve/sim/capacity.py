@@ -1,4 +1,4 @@
-"""Finds the largest rate that a system holds (dynaserve.md 3.10.5: serving capacity).
+"""Finds the largest rate that a system holds (DynaServe 3.10.5: serving capacity).
 
 Whoever asks serves the same arrivals at every rate, stretched in time: what held at a rate then
 holds below it, in practice. The search trusts that, so its answer is a rate that was tried and

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.control.reconfigure import slot_id
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
@@ -24,6 +23,7 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.families.assemble import assemble_global, assemble_local
 from stepserve.planning.assemble import make_planner
 
 from .config import Setting, System
@@ -70,7 +70,9 @@ def specs(setting: Setting, system: System) -> tuple[InstanceSpec, ...]:
     ]
     pages = math.ceil(degree * system.kv_tokens / system.page_tokens)
     return tuple(
-        InstanceSpec(slot_id(slot), degree, pages, system.page_tokens, system.max_residents, slot)
+        InstanceSpec(
+            slot_id(slot), degree, pages, system.page_tokens, system.max_running_requests, slot
+        )
         for slot in slots
     )
 

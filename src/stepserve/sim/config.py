@@ -57,7 +57,7 @@ class System:
     ``predictor``: ``mean`` (yields of the model), ``boosted`` (trees trained on simulated step
     logs), ``oracle`` (the truth). ``learn_steps``: whether schedulers correct their step table.
     ``kv_tokens``: positions of keys and values that fit beside the weights of one GPU: 80 GB
-    less 16 GB, at 0.5 MB each (dilaserve.md C1). ``admitted_per_gpu`` sets
+    less 16 GB, at 0.5 MB each (DiLaServe C1). ``admitted_per_gpu`` sets
     ``control.admitted_limit`` from the cluster's size, at least 50 (B1: 50 at 4 GPUs, 100 at
     16); 0 for none. ``accuracy_points_lost``: percentage points that the request's refresh options
     cost where they are made use of throughout, measured elsewhere, taken off the accuracy proxy.
@@ -69,14 +69,14 @@ class System:
     learn_steps: bool = True
     kv_tokens: int = 120_000
     page_tokens: int = 16
-    max_residents: int = 32
+    max_running_requests: int = 32
     admitted_per_gpu: float = 0.0
     accuracy_points_lost: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises FieldError naming what makes no sense."""
         one_of("predictor", self.predictor, ("mean", "boosted", "oracle"))
-        for name in ("kv_tokens", "page_tokens", "max_residents"):
+        for name in ("kv_tokens", "page_tokens", "max_running_requests"):
             if getattr(self, name) < 1:
                 raise FieldError(name, "must be at least 1")
 
@@ -180,7 +180,7 @@ class Experiment:
 
 
 def _resolved(system: System) -> dict[str, Any]:
-    """A system's table, without what concerns causal models only."""
+    """A system's table, without what concerns autoregressive models only."""
     table = as_table(system)
     for name in ("family", "tokens"):
         del table["control"][name]

@@ -1,6 +1,6 @@
 """The published workloads: lengths and arrivals of requests, latencies their deadlines are of.
 
-Source: dilaserve.md B1 and C9 (data sets, bases, multiples), D6 (Poisson arrivals), D7 (the
+Source: DiLaServe B1 and C9 (data sets, bases, multiples), D6 (Poisson arrivals), D7 (the
 2-hour curve). The numbers are in ``data/workloads.json``. Deviations and estimates:
 
 - Prompt lengths of MMLU-Pro and MBPP are not published: characters of the public texts at 3.2

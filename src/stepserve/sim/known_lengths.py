@@ -1,6 +1,6 @@
 """A predictor that knows how long an output gets, exactly or give or take a normal error.
 
-Source: dynaserve.md 3.6 (oracle, and oracle + N(0, sigma) for the sensitivity test) and 1.3.
+Source: DynaServe 3.6 (oracle, and oracle + N(0, sigma) for the sensitivity test) and 1.3.
 The error of a request is drawn once, and is the same for every system and order of events.
 
 Deviation: the answer is not limited by the request's ``max_output_tokens``. In experiments that

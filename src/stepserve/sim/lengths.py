@@ -1,6 +1,6 @@
-"""The workloads of causal models: prompt and output lengths, and Poisson arrivals.
+"""The workloads of autoregressive models: prompt and output lengths, and Poisson arrivals.
 
-Source: dynaserve.md 1.7 and 3.10.2-3. The published statistics of lengths are unknown; ours are
+Source: DynaServe 1.7 and 3.10.2-3. The published statistics of lengths are unknown; ours are
 in docs/simulator.md. What is not what its name says:
 
 - ``burstgpt`` is composed: rows of BurstGPT were not obtainable, so lengths are those of Azure's

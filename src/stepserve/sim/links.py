@@ -1,6 +1,6 @@
 """The network between instances, as chunks of keys and values see it.
 
-Source: dynaserve.md 2.3 (one 200 Gbps card per instance: 25 GB/s) and 3.7. Every instance has
+Source: DynaServe 2.3 (one 200 Gbps card per instance: 25 GB/s) and 3.7. Every instance has
 one card that sends and receives at full rate at once. Chunks between two instances go one
 after the other, in the order of their sending; those of different pairs share the cards.
 

@@ -1,6 +1,6 @@
 """A predictor that knows: remaining steps read off the truth (the published ablation's oracle).
 
-Source: dilaserve.md B5 ("oracle 0"). It still answers late, and its answers age like any other.
+Source: DiLaServe B5 ("oracle 0"). It still answers late, and its answers age like any other.
 """
 
 from collections.abc import Sequence

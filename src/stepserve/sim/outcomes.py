@@ -1,6 +1,6 @@
 """How many steps a simulated request truly needs, and what each step settles.
 
-Source: the published per-request step counts (dilaserve.md D2, D3) and the confidence summary
+Source: the published per-request step counts (DiLaServe D2, D3) and the confidence summary
 a step reports (B4, C5). A request draws its five step counts, at thresholds 0.9 to 0.5,
 jointly: for one request in four a lower threshold is *not* faster. The counts are split over
 the blocks; a step at a threshold advances its block by one over the block's count there, so a
@@ -199,7 +199,7 @@ class TraceOutcomes:
         """The truth of the workload's ``index``-th request, whatever ran before it.
 
         ``eos_tokens``: the output ends by itself once so many tokens are settled; ``None``
-        runs to the full length, as published (dilaserve.md B1). Raises FieldError below 1.
+        runs to the full length, as published (DiLaServe B1). Raises FieldError below 1.
         """
         if eos_tokens is not None and eos_tokens < 1:
             raise FieldError("eos_tokens", "must be at least 1")
@@ -303,7 +303,7 @@ def true_remaining(truth: Truth, threshold: float) -> float:
 
 
 def summary(truth: Truth) -> Confidence:
-    """Five numbers over the confidence of all output positions (dilaserve.md B4), modelled.
+    """Five numbers over the confidence of all output positions (DiLaServe B4), modelled.
 
     Settled positions are sure. Masked ones are spread evenly between 0 and twice a mean that
     falls with the hardness of what is left: the steps it takes against an average request.

@@ -1,6 +1,6 @@
 """What a step takes on the published hardware: step tables, and the host time beside them.
 
-Source: dilaserve.md B2 (profiles), D1 (the coherent set), D5 (host overhead), D9 (round up, do
+Source: DiLaServe B2 (profiles), D1 (the coherent set), D5 (host overhead), D9 (round up, do
 not smooth). Deviations, each named in the profile's ``source``:
 
 - Dream-7B was measured at TP1 only; TP2 and TP4 are its TP1 times divided by LLaDA-8B's
@@ -104,7 +104,7 @@ def _with_graphs(tp: int) -> StepProfile:
 class HostOverhead:
     """Seconds a step takes beside its profile: ``base_s`` plus ``per_row_s`` per further row.
 
-    ``base_s`` makes the unloaded latency the published one (dilaserve.md D5); ``per_row_s`` is
+    ``base_s`` makes the unloaded latency the published one (DiLaServe D5); ``per_row_s`` is
     what grows with the batch (scheduling, sampling and bookkeeping per request), fitted to the
     load at which the published baseline breaks (experiments/calibration).
     """

@@ -2,7 +2,7 @@
 
 A proxy, never a measured accuracy: results that carry it say ``accuracy_kind="proxy"``.
 
-Source: dilaserve.md B3 (accuracy at fixed thresholds), D4 (what each third of a request
+Source: DiLaServe B3 (accuracy at fixed thresholds), D4 (what each third of a request
 contributes), C9.6 (the plain variant by mean threshold). Ours: a token settled at a threshold
 takes the share of accuracy that the threshold takes when used throughout, weighted by the
 third of the output it lies in. Averaging over tokens, not the threshold, is what reproduces

@@ -39,7 +39,7 @@ def met(record: Answered) -> bool:
 
 
 def attainment(records: Sequence[Answered]) -> float:
-    """Met / all, those refused, dropped and failed included (dilaserve.md C9.5)."""
+    """Met / all, those refused, dropped and failed included (DiLaServe C9.5)."""
     return sum(map(met, records)) / len(records)
 
 
@@ -99,8 +99,8 @@ class Timeline:
 
     def _sample(self, _: None, __: None) -> None:
         world = self._world
-        tracked = world.scheduler.ledger.requests.values()
-        caps = [t.cap for t in tracked]
+        state = world.scheduler.ledger.requests.values()
+        caps = [t.cap for t in state]
         degrees: dict[int, int] = {}
         for instance in world.instances.values():
             degree = instance.spec.tp_degree

@@ -1,6 +1,6 @@
 """The systems that experiments compare, by name.
 
-The published ones are as their artifact runs them (dilaserve.md B1, B6, B7, B9): all residents
+The published ones are as their artifact runs them (DiLaServe B1, B6, B7, B9): all running requests
 in every batch, residency bounded by 8,192 full-length tokens, at most 100 admitted requests on
 16 GPUs, first come first served. (Their rule that drops those whose deadline passed in the
 queue, ``fcfs_drop``, acts in the published 2-hour run, but not in the ablations, whose mean
@@ -25,14 +25,14 @@ NEVER = 10**9
 _PUBLISHED = System(
     control=ControlConfig(
         placement="step_completion",
-        batching="all_resident",
+        batching="all_running",
         threshold="deadline_fit",
         load_control="load_caps",
         migration="recompute_step",
         planner="none",
         queue="fcfs",
         queue_limit=10**6,
-        resident_tokens=8192,
+        running_tokens=8192,
         margin=0.9,
         utilisation=1.0,
         predict_every_tokens=8,
@@ -41,7 +41,7 @@ _PUBLISHED = System(
     ),
     predictor="boosted",
     learn_steps=False,
-    max_residents=256,
+    max_running_requests=256,
     admitted_per_gpu=100 / 16,
 )
 
@@ -75,13 +75,13 @@ _STEPSERVE = System(
         load_control="horizon_caps",
         margin=0.95,
         early_margin=0.6,
-        lost="make_way",
+        infeasible="preempt",
         refresh="when_slack",
         refresh_margin=0.75,
         queue_limit=10**6,
     ),
     request=RequestOptions(refresh_blocks=2, refresh_scope="output"),
-    max_residents=20,
+    max_running_requests=20,
     accuracy_points_lost=0.9,
 )
 
@@ -99,15 +99,19 @@ SYSTEMS = {
     "dilaserve-any-step-migration": _variant(_PUBLISHED, migration="any_step"),
     "stepserve": _STEPSERVE,
     "stepserve-fixed": _variant(
-        _STEPSERVE, threshold="fixed", load_control="none", refresh="as_asked", lost="hurry"
+        _STEPSERVE,
+        threshold="fixed",
+        load_control="none",
+        refresh="as_asked",
+        infeasible="lowest_threshold",
     ),
-    "stepserve-all-resident": _variant(_STEPSERVE, batching="all_resident"),
+    "stepserve-all-running": _variant(_STEPSERVE, batching="all_running"),
     "stepserve-marginal-caps": _variant(_STEPSERVE, load_control="marginal_caps"),
     "stepserve-load-caps": _variant(_STEPSERVE, load_control="load_caps"),
     "stepserve-no-caps": _variant(_STEPSERVE, load_control="none"),
     "stepserve-deadline-fit": _variant(_STEPSERVE, threshold="deadline_fit"),
     "stepserve-schedules": _variant(_STEPSERVE, threshold="schedule_fit"),
-    "stepserve-hurry": _variant(_STEPSERVE, lost="hurry"),
+    "stepserve-hurry": _variant(_STEPSERVE, infeasible="lowest_threshold"),
     "stepserve-cheap-refresh": _variant(_STEPSERVE, refresh="as_asked"),
     "stepserve-full-refresh": replace(
         _STEPSERVE, request=RequestOptions(), accuracy_points_lost=0.0

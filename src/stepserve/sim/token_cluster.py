@@ -1,10 +1,9 @@
-"""Puts a simulated cluster of causal models together, runs it, and makes a row of it."""
+"""Puts a simulated cluster of autoregressive models together, runs it, and makes a row of it."""
 
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from stepserve.control.assemble import assemble_global, assemble_local
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.errors import FieldError
 from stepserve.core.events import Predicted
@@ -17,6 +16,7 @@ from stepserve.cost.batch_table import BatchTable
 from stepserve.cost.output_length import ClassMean, MaxTokens
 from stepserve.cost.roofline import roofline_on_a100
 from stepserve.cost.segment_cost import Elapsed, Link, Occupancy
+from stepserve.families.assemble import assemble_global, assemble_local
 from stepserve.metrics.latency import percentile
 
 from .a100 import A100Truth, ModelShape
@@ -53,7 +53,7 @@ WARM_UP_MIXES = tuple(
     )
     if prefill or decodes
 )
-"""What an instance runs before it serves, so many times (dynaserve.md 3.2)."""
+"""What an instance runs before it serves, so many times (DynaServe 3.2)."""
 
 WARM_UP_ROUNDS = 3
 
@@ -111,7 +111,11 @@ def _specs(shape: ModelShape, system: TokenSystem, instances: int) -> tuple[Inst
     page = system.page_tokens
     return tuple(
         InstanceSpec(
-            InstanceId(f"i{n}"), shape.tp, shape.kv_tokens // page, page, system.max_residents
+            InstanceId(f"i{n}"),
+            shape.tp,
+            shape.kv_tokens // page,
+            page,
+            system.max_running_requests,
         )
         for n in range(instances)
     )

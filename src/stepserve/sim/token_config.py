@@ -1,4 +1,4 @@
-"""What a simulated experiment with causal models is made of, read strictly from TOML.
+"""What a simulated experiment with autoregressive models is made of, read strictly from TOML.
 
     family = "autoregressive"            # what tells it from one with diffusion models
     models = ["qwen2.5-14b"]
@@ -42,7 +42,7 @@ class TokenSetting:
 
     A rate is held if 99 % of the gaps, pooled, are within ``tbt_s``, and 99 % of the requests get
     their whole answer, beginning within ``patience_s``: without that a system that starves
-    prefills would hold any rate for as long as a run lasts (dynaserve.md 3.10.5 asks for 99 %
+    prefills would hold any rate for as long as a run lasts (DynaServe 3.10.5 asks for 99 %
     that finish, but not by when). ``capacity`` searches the largest such rate: of ``all``
     systems, of ``none``, or of the one named, to ``capacity_step_per_s``, or to
     ``capacity_share`` of it where that is more. Systems with a choice to be tuned (chunk, P:D)
@@ -125,7 +125,7 @@ class TokenSystem:
     sigma_tokens: float = 0.0
     link_bytes_per_s: float = 0.0
     page_tokens: int = 16
-    max_residents: int = 256
+    max_running_requests: int = 256
 
     def __post_init__(self) -> None:
         """Raises FieldError naming what makes no sense."""
@@ -133,7 +133,7 @@ class TokenSystem:
         for name in ("sigma_tokens", "link_bytes_per_s"):
             if getattr(self, name) < 0.0:
                 raise FieldError(name, "must not be negative")
-        for name in ("page_tokens", "max_residents"):
+        for name in ("page_tokens", "max_running_requests"):
             if getattr(self, name) < 1:
                 raise FieldError(name, "must be at least 1")
 

@@ -1,4 +1,4 @@
-"""What a simulated world remembers of a causal request: when every token came, and hand-overs."""
+"""What a simulated world remembers of an autoregressive request: its tokens and hand-overs."""
 
 from array import array
 from collections.abc import Iterator
@@ -40,13 +40,13 @@ class Handover:
 
     @property
     def exposed_s(self) -> float | None:
-        """Seconds that the request waited for its keys and values (dynaserve.md 3.7)."""
+        """Seconds that the request waited for its keys and values (DynaServe 3.7)."""
         return None if self.ready_s is None else self.ready_s - self.sent_s
 
 
 @dataclass(slots=True)
 class TokenRecord(Answered):
-    """What became of one causal request, at the frontend.
+    """What became of one autoregressive request, at the frontend.
 
     ``times_s[i]``: when output token i came. Tokens made after the answer went nowhere.
     """
@@ -121,7 +121,7 @@ class TokenRecord(Answered):
         """Seconds of each segment of the last plan, if all went as planned; else nothing.
 
         The first is measured from its placement, one that takes over from the end of the one
-        before (the transfer counts to it, as in T2 of dynaserve.md 3.5), to its own end.
+        before (the transfer counts to it, as in T2 of DynaServe 3.5), to its own end.
         """
         if not self.segments or self.finished is None or not self.times_s:
             return []

@@ -1,4 +1,4 @@
-"""What a simulated run of causal models came to: one row (dynaserve.md 3.10.5).
+"""What a simulated run of autoregressive models came to: one row (DynaServe 3.10.5).
 
 Requests that arrive while the run warms up are left out of everything that is counted per request
 or per token. Tokens reach the client when their batch ends.

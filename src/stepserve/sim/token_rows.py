@@ -1,4 +1,4 @@
-"""What steps do to causal requests: the truth of how long outputs get, and of what is held where.
+"""What steps do to autoregressive requests: how long outputs get, what is held where.
 
 Keys and values of a request exist on an instance as far as it executed inputs there, or as
 chunks landed. A step has to begin where they end: one that begins later would read what does
@@ -34,7 +34,7 @@ class TokenTruth:
 
 
 class TokenRows:
-    """The ``Rows`` and ``KvCopies`` of causal requests. Truths are kept: predictors ask."""
+    """The ``Rows`` and ``KvCopies`` of autoregressive requests. Truths are kept: predictors ask."""
 
     def __init__(self, ends_at: Callable[[int], int | None] = lambda _: None) -> None:
         """``ends_at``: output length at which the ``index``-th request ends by itself."""

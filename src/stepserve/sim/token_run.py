@@ -1,4 +1,4 @@
-"""Runs an experiment with causal models: capacities are searched, then rates are run.
+"""Runs an experiment with autoregressive models: capacities are searched, then rates are run.
 
 First a task per model, workload and system: tune it if there is something to tune, then search
 its capacity on the requests of every seed. Then a task per run at a given rate. Tasks are

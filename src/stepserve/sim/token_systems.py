@@ -1,4 +1,4 @@
-"""The systems that experiments with causal models compare, by name (dynaserve.md 3.10.4).
+"""The systems that experiments with autoregressive models compare, by name (DynaServe 3.10.4).
 
 The baselines are those of the paper: ``colocated-N`` runs chunked prefill with a static chunk of
 N beside all decodes, ``disaggregated-XpYd`` prefills on X instances and decodes on Y others.
@@ -6,7 +6,7 @@ N beside all decodes, ``disaggregated-XpYd`` prefills on X instances and decodes
 own isolate one part each: ``colocated-budget`` has the local scheduler of ``dynaserve`` alone,
 ``disaggregated-bypass`` computes short prompts where they are decoded.
 
-``dynaserve`` is the published system as far as it is known, with the fill-ins of dynaserve.md
+``dynaserve`` is the published system as far as it is known, with the fill-ins of DynaServe
 Part 3; the others of its name change one thing. ``stepserve`` is ours: the budget of a batch is
 what is left since each request's last token, TTFT targets count, prefills go by deadline.
 """
@@ -19,7 +19,7 @@ from stepserve.core.request import Family
 from .token_config import TokenSystem
 
 CHUNKS = (256, 512, 1024, 2048)
-"""Static chunks that the baseline is tuned over (dynaserve.md 1.7)."""
+"""Static chunks that the baseline is tuned over (DynaServe 1.7)."""
 
 MOST_INSTANCES = 8
 """Up to which every ratio of prefill to decode instances has a name."""
@@ -42,7 +42,7 @@ _PLAIN = TokenSystem(
         tokens=TokenConfig(budget="none", ttft="ignore", order="fcfs"),
     )
 )
-"""Reports every 50 ms (dynaserve.md 3.4), nothing that concerns diffusion."""
+"""Reports every 50 ms (DynaServe 3.4), nothing that concerns diffusion."""
 
 
 def _placed(system: TokenSystem, placement: str, **tokens: object) -> TokenSystem:

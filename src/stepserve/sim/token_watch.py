@@ -1,4 +1,4 @@
-"""Looks at a running world of causal models from outside: what its row of results needs.
+"""Looks at a running world of autoregressive models from outside: what its row of results needs.
 
 Nothing here is told to the schedulers, and nothing but ``Judge`` changes a run.
 """
@@ -20,7 +20,7 @@ from .token_record import TokenRecord
 from .world import World
 
 ALLOWED = 0.01
-"""Share of gaps, and of requests, that may miss (dynaserve.md 3.10.5: P99, and 99 %)."""
+"""Share of gaps, and of requests, that may miss (DynaServe 3.10.5: P99, and 99 %)."""
 
 CHECK_EVERY_S = 2.0
 
@@ -37,7 +37,7 @@ class CountedTruth:
         self, tokens: int, rows: int, spec: InstanceSpec, mix: Mix | None = None
     ) -> float:
         """See ``CostModel.step_time_s``."""
-        assert mix is not None, "a causal batch says what it is made of"
+        assert mix is not None, "an autoregressive batch says what it is made of"
         self.flops[spec.id] += self.shape.flops(mix)
         return self._step_time_s(tokens, rows, spec, mix)
 

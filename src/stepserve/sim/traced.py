@@ -1,6 +1,6 @@
 """Trace-driven loads: published lengths and arrivals, modelled outcomes, accuracy by proxy.
 
-Also trains the predictor on the same kind of requests, at fixed thresholds (dilaserve.md B5),
+Also trains the predictor on the same kind of requests, at fixed thresholds (DiLaServe B5),
 with a seed of its own: it never saw the requests it is asked about.
 """
 

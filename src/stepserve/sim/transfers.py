@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from stepserve.core.actions import Later, LocalAction, PushChunk, Tell
+from stepserve.core.actions import LocalAction, PushChunk, StartTimer, Tell
 from stepserve.core.events import ChunkLanded, HandedOff, HandoverAcknowledged, LocalEvent
 from stepserve.core.ids import InstanceId, RequestId
 
@@ -98,7 +98,7 @@ class Transfers:
                 self._tell(instance, to, event)
             case PushChunk():
                 self._push(instance, action)
-            case Later(after_s, event):
+            case StartTimer(after_s, event):
                 driver = self._driver
                 driver.at(driver.now_s + after_s, ANSWER, driver.tell_local, instance, event)
             case _:

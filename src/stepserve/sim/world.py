@@ -257,8 +257,8 @@ class World:
         if self.transfers is not None:
             self.transfers.lost(instance_id)
         self.losses += 1
-        for name, resident in instance.local.residents.items():
-            self.records[name].left(resident.progress)
+        for name, running in instance.local.running_requests.items():
+            self.records[name].left(running.progress)
         if self.faults.false_alarm():
             self._report_loss(instance.spec)
         else:
@@ -280,7 +280,7 @@ class World:
         instance = self.instances.get(spec.id)
         if instance is None:
             return  # lost meanwhile
-        assert not instance.local.residents, "only an instance that holds nothing is stopped"
+        assert not instance.local.running_requests, "only an instance that holds nothing is stopped"
         self._remove(instance)
         self._tell_whereabouts(InstanceStopped(spec))
 
@@ -373,7 +373,7 @@ class World:
             elif isinstance(action, FreeState):
                 self._rows.free(instance.spec.id, action.request_id)
             else:
-                assert self.transfers is not None, "only causal requests move with their KV"
+                assert self.transfers is not None, "only autoregressive requests move with their KV"
                 self.transfers.carry(instance, action)
 
     def _run_batch(self, instance: Instance, run: RunBatch) -> None:
@@ -391,7 +391,7 @@ class World:
             record.left(event.progress)
             record.releases += event.end is SegmentEnd.RELEASED
         elif type(event) is HandoverStalled:
-            assert self.transfers is not None, "only causal requests are handed over"
+            assert self.transfers is not None, "only autoregressive requests are handed over"
             self.transfers.stalled += 1
         when_s = self.now_s + self.delays.message_s
         if self.faults.messages_vary:
@@ -415,6 +415,6 @@ class World:
             records[step.request_id].take(step, outcome, self.now_s)
         for learn in self._learn:
             for step, outcome in zip(batch.steps, outcomes, strict=True):
-                row = instance.local.residents[step.request_id]
+                row = instance.local.running_requests[step.request_id]
                 learn(row.request, row.progress, outcome, step)
         self.tell_local(instance, BatchDone(batch.id, outcomes, seconds))

@@ -18,12 +18,10 @@ def configured(*words):
 def test_options_override_the_file_and_the_file_the_defaults(tmp_path):
     path = tmp_path / "serve.toml"
     path.write_text('port = 9000\ninstances = 3\n[control]\nthreshold = "fixed"\nmargin = 0.8\n')
-    config = configured(
-        "--config", str(path), "--port", "9001", "--batching-policy", "all_resident"
-    )
+    config = configured("--config", str(path), "--port", "9001", "--batching-policy", "all_running")
     assert (config.port, config.instances) == (9001, 3)
     assert config.control.threshold == "fixed"
-    assert (config.control.batching, config.control.margin) == ("all_resident", 0.8)
+    assert (config.control.batching, config.control.margin) == ("all_running", 0.8)
 
 
 def test_planning_and_logs_are_options():

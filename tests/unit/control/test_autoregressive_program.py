@@ -7,7 +7,7 @@ from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.core.instance import Work
 from stepserve.core.request import Progress
 from stepserve.core.step import Mix, Step, StepKind
-from support.causal_requests import TokenRow, causal_request, forecast_of
+from support.ar_requests import TokenRow, ar_request, forecast_of
 
 PROGRAM = AutoregressiveProgram(chunk_tokens=64)
 
@@ -16,7 +16,7 @@ class Run:
     """A request over segments with these stops, chunks of the sizes drawn; what each did."""
 
     def __init__(self, prompt, output, stops, chunk=lambda step: step.query_tokens):
-        self.request = causal_request(prompt=prompt, output=output)
+        self.request = ar_request(prompt=prompt, output=output)
         self.progress = PROGRAM.start(self.request)
         self.inputs, self.tokens = [], []  # executed, emitted: all segments together
         self.parts = [self.segment(stop, chunk) for stop in stops]
@@ -49,7 +49,7 @@ class Run:
 
 
 def table_3_1(prompt, output, cut):
-    """What dynaserve.md 3.1 says of the two segments."""
+    """What DynaServe 3.1 says of the two segments."""
     executed = prompt + output - 1
     if cut == 0:
         return [(0, 0, 0), (prompt, output - 1, output)]
@@ -80,7 +80,7 @@ def test_two_segments_do_what_table_3_1_says():
 def test_foreseen_work_is_what_the_segments_do():
     """The second segment's is asked for before the first has run."""
     for prompt, output, cut in LENGTHS:
-        request, forecast = causal_request(prompt=prompt, output=output), forecast_of(output)
+        request, forecast = ar_request(prompt=prompt, output=output), forecast_of(output)
         start = PROGRAM.start(request)
         first = PROGRAM.work(request, start, forecast, cut)
         second = PROGRAM.work(request, start._replace(settled=cut), forecast, None)
@@ -118,7 +118,7 @@ def test_after_a_loss_the_known_tokens_are_prefilled_and_no_token_comes_twice(
 
 
 def test_an_output_longer_than_foreseen_is_expected_to_go_on():
-    request = causal_request(prompt=10, output=4000)
+    request = ar_request(prompt=10, output=4000)
 
     def decodes(emitted):
         progress = Progress(settled=9 + emitted, emitted=emitted)
@@ -150,14 +150,12 @@ steps = st.builds(
 
 @given(st.lists(steps))
 def test_a_mix_is_the_sum_of_its_steps(batch):
-    total = Mix()
-    for step in batch:
-        total = total.plus(step)
-    assert PROGRAM.mix(batch) == total
+    parts = [PROGRAM.mix([step]) for step in batch]
+    assert PROGRAM.mix(batch) == Mix(*map(sum, zip(Mix(), *parts, strict=True)))
 
 
 def test_heavy_steps_left_are_chunks_of_what_is_to_be_prefilled():
-    request = causal_request(prompt=130, output=10)
+    request = ar_request(prompt=130, output=10)
 
     def left(settled, emitted):
         return PROGRAM.heavy_left(request, Progress(settled, emitted), 10.0)

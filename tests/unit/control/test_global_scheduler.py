@@ -70,7 +70,7 @@ def test_a_cancelled_request_whose_instance_is_lost_is_not_placed_again():
 def test_cancelling_the_head_of_the_queue_lets_the_next_one_in():
     """8 pages are free of 16: the head needs 12, the one behind it 7."""
     cluster = Cluster(make_spec("i0", pages=16))
-    cluster.arrive("resident", prompt=80, output=48)
+    cluster.arrive("running", prompt=80, output=48)
     assert placed(cluster.arrive("head", prompt=144, output=48)) == []
     assert placed(cluster.arrive("next", prompt=64, output=48)) == []
     actions = cluster.tell(RequestCancelled("head", FinishReason.CANCELLED))
@@ -121,8 +121,8 @@ def test_a_request_too_large_for_every_instance_does_not_block_the_queue():
 
 
 def test_a_lost_deadline_makes_way_for_one_that_can_be_met():
-    cluster = Cluster(make_spec("i0", residents=1))
-    (segment,) = placed(cluster.arrive("resident"))
+    cluster = Cluster(make_spec("i0", running_requests=1))
+    (segment,) = placed(cluster.arrive("running"))
     cluster.arrive("late", e2e_s=1.0)
     cluster.arrive("in time", e2e_s=9.0)
     cluster.now_s = 2.0
@@ -134,8 +134,8 @@ def test_a_lost_deadline_makes_way_for_one_that_can_be_met():
 
 def test_predicted_losses_go_last_in_the_order_of_their_arrival():
     """16 to 20 steps of 3 ms or more take 0.1 s at least; sooner is out of reach already."""
-    cluster = Cluster(make_spec("i0", residents=1), lost="make_way")
-    (segment,) = placed(cluster.arrive("resident"))
+    cluster = Cluster(make_spec("i0", running_requests=1), infeasible="preempt")
+    (segment,) = placed(cluster.arrive("running"))
     cluster.arrive("lost", e2e_s=0.01)
     cluster.now_s = 0.001
     cluster.arrive("lost too", e2e_s=0.005)
@@ -148,7 +148,7 @@ def test_predicted_losses_go_last_in_the_order_of_their_arrival():
 
 
 def test_a_lost_resident_leaves_its_place_to_one_in_time_and_comes_back():
-    cluster = Cluster(make_spec("i0", residents=2), lost="make_way")
+    cluster = Cluster(make_spec("i0", running_requests=2), infeasible="preempt")
     (lost,) = placed(cluster.arrive("lost", e2e_s=1.0))
     (other,) = placed(cluster.arrive("undated"))
     cluster.now_s = 0.99
@@ -165,8 +165,8 @@ def test_a_lost_resident_leaves_its_place_to_one_in_time_and_comes_back():
 
 
 def test_lost_residents_stay_where_that_is_not_asked_for_or_only_lost_ones_wait():
-    for lost, waits in (("hurry", 9.0), ("make_way", 0.01)):
-        cluster = Cluster(make_spec("i0", residents=1), lost=lost)
+    for lost, waits in (("lowest_threshold", 9.0), ("make_way", 0.01)):
+        cluster = Cluster(make_spec("i0", running_requests=1), lost=lost)
         cluster.arrive("lost", e2e_s=1.0)
         cluster.now_s = 0.99
         cluster.arrive("waits", e2e_s=waits)
@@ -174,8 +174,8 @@ def test_lost_residents_stay_where_that_is_not_asked_for_or_only_lost_ones_wait(
 
 
 def test_admission_counts_only_those_who_go_first():
-    cluster = Cluster(make_spec("i0", residents=1))
-    cluster.arrive("resident")
+    cluster = Cluster(make_spec("i0", running_requests=1))
+    cluster.arrive("running")
     for index in range(30):
         cluster.arrive(f"undated{index}")
     asked = {"e2e_s": 3.0, "on_miss": OnMiss.REJECT}

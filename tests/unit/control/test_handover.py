@@ -1,14 +1,13 @@
 """Hand-overs, one story each: the sunny day, and every row of the failure table.
 
-Source: dynaserve.md 3.6, 3.7, 3.9.
+Source: DynaServe 3.6, 3.7, 3.9.
 """
 
 import pytest
 
-from stepserve.control.assemble import assemble_local
 from stepserve.control.handover import Inbound, Outbound
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
-from stepserve.core.actions import Later, PushChunk, Report, Tell
+from stepserve.core.actions import PushChunk, Report, StartTimer, Tell
 from stepserve.core.config import ControlConfig, TokenConfig
 from stepserve.core.events import (
     BatchDone,
@@ -22,14 +21,15 @@ from stepserve.core.events import (
     SegmentExtended,
     SegmentPlaced,
     SegmentReleased,
-    TimedOut,
+    TimerExpired,
 )
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.request import FinishReason, Progress
 from stepserve.core.segment import HandoverStage, Segment, SegmentEnd
 from stepserve.core.step import StepOutcome
-from support.causal_requests import causal_request, causal_resident, forecast_of
+from stepserve.families.assemble import assemble_local
+from support.ar_requests import ar_request, ar_running, forecast_of
 from support.handover_cluster import PAGE, HandoverCluster, KnownSeconds
 
 CANCELLED = FinishReason.CANCELLED
@@ -139,7 +139,7 @@ def test_an_announced_hand_over_waits_for_the_chunks_that_it_overtook():
     assert "r" in cluster.local("b").inbound
     assert not cluster.heard(HandoverAcknowledged)
     cluster.deliver()
-    assert cluster.local("b").residents["r"].progress.settled == 10
+    assert cluster.local("b").running_requests["r"].progress.settled == 10
     assert not cluster.local("a").pages
     rest(cluster)
     assert not cluster.truths["r"].disturbed
@@ -165,7 +165,7 @@ def test_a_report_of_the_third_segment_says_that_the_first_two_are_over():
     cluster = HandoverCluster("a", "b", "c")
     truth = cluster.arrive("r", cuts=(5, 11))
     late = SegmentEnded, InstanceReported
-    while "r" not in cluster.local("c").residents:
+    while "r" not in cluster.local("c").running_requests:
         cluster.deliver_but(late)
         for name in "ab":
             if cluster.machines[InstanceId(name)].batch:
@@ -245,7 +245,7 @@ def test_a_client_that_leaves_before_the_acknowledgement_frees_both_sides_at_onc
     assert truth.answer.reason is CANCELLED
     assert not cluster.local("a").pages
     assert not cluster.local("b").pages
-    assert not cluster.heard(TimedOut)
+    assert not cluster.heard(TimerExpired)
     rest(cluster)
 
 
@@ -259,15 +259,15 @@ def test_the_first_lost_before_the_cut_leaves_what_has_landed_to_the_second():
     cluster.lose("a")
     cluster.deliver()
     assert cluster.where("r") == "b"
-    (resident,) = cluster.local("b").residents.values()
-    assert resident.progress == Progress(8, 2, resident.progress.steps), "two pages landed"
+    (running,) = cluster.local("b").running_requests.values()
+    assert running.progress == Progress(8, 2, running.progress.steps), "two pages landed"
     rest(cluster)
     assert truth.executed == 15 + 1, "one decoded input of the first is executed anew"
 
 
 def inbound_of_12():
     segment = Segment("r", 1, 12, None, InstanceId("b"), 2)
-    request = causal_request("r", prompt=8)
+    request = ar_request("r", prompt=8)
     return Inbound(SegmentPlaced(segment, request, Progress(), forecast_of(8), source="a"))
 
 
@@ -319,9 +319,9 @@ def test_the_second_lost_with_the_hand_over_under_way_lets_the_first_go_on():
     cluster, truth = at_stop()
     cluster.lose("b")
     cluster.deliver()
-    (resident,) = cluster.local("a").residents.values()
-    assert resident.progress.settled == 10
-    assert resident.segment.stop is None
+    (running,) = cluster.local("a").running_requests.values()
+    assert running.progress.settled == 10
+    assert running.segment.stop is None
     rest(cluster)
     assert truth.executed == 15, "nothing is lost"
 
@@ -363,8 +363,8 @@ def test_the_second_lost_after_the_cut_is_a_loss_like_any_other():
     cluster.lose("b")
     cluster.deliver()
     assert cluster.where("r") == "a"
-    (resident,) = cluster.local("a").residents.values()
-    assert resident.progress[:2] == (0, 5), "all is computed anew, nothing told again"
+    (running,) = cluster.local("a").running_requests.values()
+    assert running.progress[:2] == (0, 5), "all is computed anew, nothing told again"
     rest(cluster)
     assert truth.emitted == 8
 
@@ -410,7 +410,7 @@ def test_no_room_made_in_time_leaves_the_request_where_it_is():
     cluster.deliver_but(HandoverPrepared)
     assert [who for who, _ in cluster.heard(HandoverStalled)] == ["global"]
     assert not cluster.local("b").pages
-    assert cluster.local("a").residents["r"].segment.stop is None
+    assert cluster.local("a").running_requests["r"].segment.stop is None
     cluster.deliver()  # the late answer
     rest(cluster)
     assert truth.handed == 0
@@ -423,7 +423,7 @@ def test_at_its_stop_a_segment_waits_for_room_and_then_goes_on():
     while cluster.machines[InstanceId("a")].batch:
         cluster.run_batch("a")
         cluster.deliver_but(HandoverPrepared)
-    assert not cluster.local("a").residents
+    assert not cluster.local("a").running_requests
     cluster.deliver()
     assert cluster.where("r") == "b"
     rest(cluster)
@@ -450,7 +450,7 @@ def test_what_has_not_landed_in_time_is_computed_anew():
     b = cluster.machines[InstanceId("b")]
     assert [t.stage for t in b.timers] == [HandoverStage.LANDING]
     cluster.fire(b)
-    assert b.local.residents["r"].progress[:2] == (4, 7)
+    assert b.local.running_requests["r"].progress[:2] == (4, 7)
     rest(cluster)
     assert truth.executed == 15 + 10
 
@@ -462,7 +462,7 @@ def test_after_a_damaged_chunk_nothing_more_is_waited_for():
     cluster.deliver_next(link)
     cluster.damage_next(link)
     cluster.deliver(chunks=False)
-    assert cluster.local("b").residents["r"].progress[:2] == (4, 7)
+    assert cluster.local("b").running_requests["r"].progress[:2] == (4, 7)
     assert not cluster.machines[InstanceId("b")].timers
     rest(cluster)
     assert truth.executed == 15 + 10
@@ -474,7 +474,7 @@ def test_chunks_after_a_damaged_one_are_of_no_use():
     link = next(x for x in cluster.waiting if x[0] == "chunk")
     cluster.damage_next(link)
     cluster.deliver()
-    assert cluster.local("b").residents["r"].progress[:2] == (0, 7)
+    assert cluster.local("b").running_requests["r"].progress[:2] == (0, 7)
     rest(cluster)
     assert truth.executed == 15 + 14
 
@@ -519,7 +519,7 @@ def test_a_segment_that_never_began_does_not_undo_what_is_known():
     cluster.drain("b")
     cluster.deliver_but(HandedOff, chunks=False)
     assert ends(cluster)[-1] == ("b", SegmentEnd.RELEASED)
-    assert cluster.local("a").residents["r"].progress[:2] == (0, 3)
+    assert cluster.local("a").running_requests["r"].progress[:2] == (0, 3)
     rest(cluster)
     assert truth.emitted == 8
 
@@ -534,7 +534,7 @@ def test_stale_messages_of_a_hand_over_are_ignored():
     stale = [
         (a, HandoverAcknowledged("r", 9)),
         (a, HandoverAcknowledged("r", 2)),  # of this one, but nothing was handed over
-        (a, TimedOut("r", 9, HandoverStage.PREPARE)),
+        (a, TimerExpired("r", 9, HandoverStage.PREPARE)),
         (a, SegmentExtended("r", 9, Segment("r", 0, 0, None, InstanceId("a"), 8))),
         (b, ChunkLanded("r", 9, 0, 4)),
         (b, HandedOff("r", 9, Progress(10, 3))),
@@ -578,36 +578,36 @@ def outbound(push_pages=2):
 
 def test_nothing_is_pushed_before_room_was_made():
     side = outbound()
-    side.resident = resident_at(20)
+    side.running = running_at(20)
     assert side.push() == []
     (chunk,) = side.hear(HandoverPrepared("r", 2, InstanceId("b")))
     assert chunk[:5] == ("b", "r", 2, 0, 20)
-    side.resident.progress = Progress(27, 0)
+    side.running.progress = Progress(27, 0)
     assert side.push() == [], "less than two whole pages"
-    side.resident.progress = Progress(29, 0)
+    side.running.progress = Progress(29, 0)
     assert side.push()[0][3:5] == (20, 28)
-    side.resident.progress = Progress(30, 1)
+    side.running.progress = Progress(30, 1)
     chunk, told, timer = side.push()
     assert isinstance(chunk, PushChunk)
     assert chunk[3:5] == (28, 30)
     assert isinstance(told, Tell)
     assert told.event == HandedOff("r", 2, Progress(30, 1))
-    assert isinstance(timer, Later)
+    assert isinstance(timer, StartTimer)
     assert timer.after_s == 5.0
 
 
 def test_a_stalled_hand_over_does_not_hear_the_late_answer():
     side = outbound()
-    side.resident = resident_at(30)
-    (report,) = side.hear(TimedOut("r", 2, HandoverStage.PREPARE))
+    side.running = running_at(30)
+    (report,) = side.hear(TimerExpired("r", 2, HandoverStage.PREPARE))
     assert report == Report(HandoverStalled("r", 2), report.why)
     assert side.hear(HandoverPrepared("r", 2, InstanceId("b"))) == []
     assert not side.ends(HandoverAcknowledged("r", 2))
 
 
-def resident_at(settled):
+def running_at(settled):
     program = AutoregressiveProgram(8)
-    return causal_resident(program, causal_request("r", prompt=40), Progress(settled), stop=30)
+    return ar_running(program, ar_request("r", prompt=40), Progress(settled), stop=30)
 
 
 @pytest.mark.parametrize(("push", "chunks"), [("chunks", 1), ("serial", 0)])
@@ -615,10 +615,10 @@ def test_the_configuration_says_when_keys_and_values_are_pushed(push, chunks):
     config = ControlConfig(family="autoregressive", tokens=TokenConfig(push=push))
     spec = InstanceSpec(InstanceId("a"), 1, 100, 4, 8)
     local = assemble_local(config, spec, KnownSeconds())
-    request = causal_request("r", prompt=80)
+    request = ar_request("r", prompt=80)
     segment = Segment(request.id, 0, 0, 60, spec.id, 1)
     local.handle(0.0, SegmentPlaced(segment, request, Progress(), forecast_of(8)))
     local.handle(0.0, HandoverPrepared(request.id, 2, InstanceId("b")))
-    local.residents["r"].progress = Progress(36)
+    local.running_requests["r"].progress = Progress(36)
     actions = local.handle(0.0, BatchDone(0, (StepOutcome(request.id, 4, 0),), 0.1))
     assert sum(isinstance(action, PushChunk) for action in actions) == chunks

@@ -1,4 +1,4 @@
-"""Hand-overs under any order of events: hypothesis drives the real schedulers (dynaserve.md 3.9).
+"""Hand-overs under any order of events: hypothesis drives the real schedulers (DynaServe 3.9).
 
 Every message may be late, every timer early, every chunk damaged; instances are lost, drained and
 rebuilt, the global scheduler is replaced, clients leave, outputs end where they like.
@@ -17,7 +17,7 @@ from stepserve.core.events import (
     SegmentEnded,
     SegmentExtended,
     SegmentReleased,
-    TimedOut,
+    TimerExpired,
 )
 from support.handover_cluster import GLOBAL, HandoverCluster
 
@@ -29,7 +29,7 @@ AGAIN = (
     SegmentEnded,
     SegmentExtended,
     SegmentReleased,
-    TimedOut,
+    TimerExpired,
 )
 
 

@@ -1,4 +1,4 @@
-"""Moving a resident at its next cut: when it is worth it, and what it reserves."""
+"""Moving a running request at its next cut: when it is worth it, and what it reserves."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,11 +34,11 @@ def test_a_resident_of_a_crowded_instance_is_asked_to_go_on_at_its_cut():
     cluster = crowded()
     ((to, event),) = sent(cluster.report(ONE.id, settled=30), SegmentReleased)
     assert (to, event.at) == (ONE.id, ReleasePoint.CUT)
-    tracked = cluster.scheduler.ledger.requests[event.request_id]
-    assert tracked.successor == TWO.id
+    state = cluster.scheduler.ledger.requests[event.request_id]
+    assert state.successor == TWO.id
     before = pages_free(cluster, TWO)
     assert before < TWO.page_capacity, "room is reserved ahead"
-    ended = SegmentEnded(tracked.segment, SegmentEnd.RELEASED, Progress(36, 16, 9))
+    ended = SegmentEnded(state.segment, SegmentEnd.RELEASED, Progress(36, 16, 9))
     ((to, placed),) = sent(cluster.tell(ended), SegmentPlaced)
     assert (to, placed.segment.index, placed.segment.start) == (TWO.id, 1, 36)
     assert pages_free(cluster, TWO) == before, "the reservation became the placement"
@@ -67,18 +67,18 @@ def test_the_ablation_asks_at_any_step():
 def test_one_that_finishes_before_its_cut_leaves_no_reservation():
     cluster = crowded()
     ((_, event),) = sent(cluster.report(ONE.id), SegmentReleased)
-    tracked = cluster.scheduler.ledger.requests[event.request_id]
+    state = cluster.scheduler.ledger.requests[event.request_id]
     done = Progress(68, 48, 20, FinishReason.LENGTH)
-    cluster.tell(SegmentEnded(tracked.segment, SegmentEnd.FINISHED, done))
+    cluster.tell(SegmentEnded(state.segment, SegmentEnd.FINISHED, done))
     assert pages_free(cluster, TWO) == TWO.page_capacity
 
 
 def test_one_whose_target_is_lost_is_placed_anew():
     cluster = crowded()
     ((_, event),) = sent(cluster.report(ONE.id), SegmentReleased)
-    tracked = cluster.scheduler.ledger.requests[event.request_id]
+    state = cluster.scheduler.ledger.requests[event.request_id]
     cluster.tell(InstanceLost(TWO, ()))
-    ended = SegmentEnded(tracked.segment, SegmentEnd.RELEASED, Progress(36, 16, 9))
+    ended = SegmentEnded(state.segment, SegmentEnd.RELEASED, Progress(36, 16, 9))
     ((to, placed),) = sent(cluster.tell(ended), SegmentPlaced)
     assert (to, placed.progress.settled) == (ONE.id, 36)
 
@@ -92,6 +92,6 @@ def test_nobody_is_asked_back(reports):
         spec = (ONE, TWO)[which]
         for _, event in sent(cluster.report(spec.id), SegmentReleased):
             moved.append(event.request_id)
-            tracked = cluster.scheduler.ledger.requests[event.request_id]
-            cluster.tell(SegmentEnded(tracked.segment, SegmentEnd.RELEASED, tracked.progress))
+            state = cluster.scheduler.ledger.requests[event.request_id]
+            cluster.tell(SegmentEnded(state.segment, SegmentEnd.RELEASED, state.progress))
     assert len(moved) == len(set(moved))

@@ -1,9 +1,6 @@
 import pytest
 
 from stepserve.control.admission import completion_s
-from stepserve.control.assemble import assemble_global
-from stepserve.control.placement.least_loaded import LeastLoaded
-from stepserve.control.placement.step_completion import StepCompletion
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.actions import Finish, Reject
@@ -13,6 +10,9 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import ClusterView, InstanceLoad
 from stepserve.core.request import OnMiss, Progress
 from stepserve.cost.step_table import StepTable
+from stepserve.families.assemble import assemble_global
+from stepserve.policies.placement.least_loaded import LeastLoaded
+from stepserve.policies.placement.step_completion import StepCompletion
 from support.toy_tokens import make_token_request
 from support.toy_world import PROFILE, ToyWorld, make_request, make_spec
 
@@ -21,9 +21,9 @@ COST = StepTable({1: PROFILE})
 FORECAST = StepForecast((0.9,), (8.0,), 32.0)
 
 
-def load(name, tokens=0, residents=0, ends_s=0.0, limit=8):
-    spec = make_spec(name, residents=limit)
-    return InstanceLoad(spec, residents, tokens, 200, ends_s)
+def load(name, tokens=0, running_requests=0, ends_s=0.0, limit=8):
+    spec = make_spec(name, running_requests=limit)
+    return InstanceLoad(spec, running_requests, tokens, 200, ends_s)
 
 
 def place(policy, *loads, at_s=0.0):
@@ -50,7 +50,7 @@ def completion(loads, ahead=0):
     request = make_request(prompt=16, output=48)
     forecast = StepForecast((0.9, 0.5), (30.0, 10.0), 48.0)
     progress = PROGRAM.start(request)
-    room = [row for row in loads if row.residents < row.spec.max_residents]
+    room = [row for row in loads if row.running_requests < row.spec.max_running_requests]
     return completion_s(
         request, progress, forecast,
         with_room=room, loads=loads, ahead=ahead, program=PROGRAM, cost=COST,
@@ -58,13 +58,13 @@ def completion(loads, ahead=0):
 
 
 def test_predicted_completion_grows_with_load_and_queue():
-    idle, busy = completion([load("a")]), completion([load("a", residents=7)])
-    assert idle < busy < completion([load("a", residents=7)], ahead=8)
-    assert completion([load("a", residents=7), load("b")]) == idle
+    idle, busy = completion([load("a")]), completion([load("a", running_requests=7)])
+    assert idle < busy < completion([load("a", running_requests=7)], ahead=8)
+    assert completion([load("a", running_requests=7), load("b")]) == idle
     assert completion([]) == float("inf")
 
 
-def test_a_causal_request_is_priced_by_what_its_batches_are_made_of():
+def test_an_autoregressive_request_is_priced_by_what_its_batches_are_made_of():
     """A decode is no prefill of one token: the two are learned apart."""
 
     class Priced:
@@ -74,7 +74,7 @@ def test_a_causal_request_is_priced_by_what_its_batches_are_made_of():
 
     request = make_token_request("r", prompt=150, output=40)
     program, forecast = AutoregressiveProgram(64), StepForecast((1.0,), (40.0,), 40.0)
-    rows = [load("a", residents=3)]
+    rows = [load("a", running_requests=3)]
     seconds = completion_s(
         request, program.start(request), forecast,
         with_room=rows, loads=rows, ahead=0, program=program, cost=Priced(),

@@ -123,10 +123,10 @@ def test_requests_stay_where_they_are_found():
     assert c.scheduler.recovering
     placed = sent(c.tell(found(B)), SegmentPlaced)
     assert [(to, event.segment.epoch) for to, event in placed] == [(B.id, 4)], "b, held by nobody"
-    tracked = c.scheduler.ledger.requests["a"]
-    assert tracked.segment == held("a", A).segment
-    assert (tracked.cap, tracked.progress) == (0.7, HALFWAY)
-    assert c.scheduler.ledger.instances[A.id].resident_tokens == 68
+    state = c.scheduler.ledger.requests["a"]
+    assert state.segment == held("a", A).segment
+    assert (state.cap, state.progress) == (0.7, HALFWAY)
+    assert c.scheduler.ledger.instances[A.id].running_tokens == 68
 
 
 def test_what_happens_meanwhile_is_handled_afterwards_in_order():

@@ -5,10 +5,7 @@ from stepserve.core.step import Mix, Step, StepKind
 
 
 def mix(*steps):
-    total = Mix()
-    for kind, query, context in steps:
-        total = total.plus(Step("r", kind, query, context))
-    return total
+    return Mix.of([Step("r", kind, query, context) for kind, query, context in steps])
 
 
 def test_a_chunk_counts_each_pair_of_query_and_key_it_looks_at():

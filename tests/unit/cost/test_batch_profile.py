@@ -1,4 +1,4 @@
-"""Measured batches of a causal model: kept, extended, read again."""
+"""Measured batches of an autoregressive model: kept, extended, read again."""
 
 import pytest
 

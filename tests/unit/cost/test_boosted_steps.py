@@ -56,7 +56,7 @@ def test_forecasts_meet_the_papers_pattern_on_lengths_never_seen(full):
     by_features, by_refresh = result.by_features, result.by_refresh
     assert by_features["length"] > 2 * by_features["progress"]
     assert by_features["progress"] > 1.1 * by_features["confidence"]
-    assert by_refresh[8] <= 0.25  # dilaserve.md C5
+    assert by_refresh[8] <= 0.25  # DiLaServe C5
     assert by_refresh[None] >= 1.8 * by_refresh[8]
     assert by_refresh[1] == pytest.approx(by_features["confidence"])
     assert by_refresh[1] < by_refresh[32] < by_refresh[None]

@@ -41,7 +41,7 @@ def test_what_is_emitted_is_no_longer_to_come():
 
 
 def test_a_request_that_outlives_its_forecast_has_a_tenth_left_and_32_at_least():
-    """dynaserve.md 3.6, over-run."""
+    """DynaServe 3.6, over-run."""
     request = make(limit=2000, hint=40)
     assert ask(Hinted(MaxTokens()), request, emitted=40).steps == (32.0,)
     assert ask(Hinted(MaxTokens()), request, emitted=1000).output_tokens == 1100.0

@@ -17,7 +17,7 @@ def prompt(tokens, context=0, decodes=0, each=1024):
 
 @pytest.mark.parametrize(("decodes", "expected"), [(0, 528), (64, 464), (128, 384), (256, 256)])
 def test_prefill_that_fits_100_ms_is_about_what_the_specification_says(decodes, expected):
-    """dynaserve.md 2.3: first check of any implementation (its base time is not given)."""
+    """DynaServe 2.3: first check of any implementation (its base time is not given)."""
     fits = [m for m in range(0, 2048, 16) if LINE.seconds(prompt(m, decodes=decodes)) <= 0.1]
     assert abs(fits[-1] - expected) <= 32
 

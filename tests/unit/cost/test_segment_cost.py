@@ -56,7 +56,7 @@ loads = st.lists(works, max_size=40).map(tuple)
 
 
 def cut(prompt, output, s):
-    """The segments ``[0, s)`` and ``[s, end)`` of a request (dynaserve.md 3.1)."""
+    """The segments ``[0, s)`` and ``[s, end)`` of a request (DynaServe 3.1)."""
     alpha = Work(min(s, prompt), 0, float(max(0, s - prompt)))
     beta = Work(max(0, prompt - s), min(s, prompt), float(output - max(0, s - prompt)))
     return alpha, beta if s <= prompt else beta._replace(context_tokens=s)
@@ -67,7 +67,7 @@ def cut(prompt, output, s):
     [(8192, 32, 4608), (2048, 512, 1536), (219, 1467, 1136), (1500, 13, 750)],
 )
 def test_the_worked_examples_of_the_specification(prompt, output, published):
-    """dynaserve.md 3.4: both instances hold 32 decodes of context 1024; the cut that balances."""
+    """DynaServe 3.4: both instances hold 32 decodes of context 1024; the cut that balances."""
     cost, held = Occupancy(Known(), TBT_100, LINK), tuple([Work(0, 1024, 1.0)] * 32)
 
     def sides(s):

@@ -1,4 +1,4 @@
-"""Pictures of causal runs show every system, and means over seeds."""
+"""Pictures of autoregressive runs show every system, and means over seeds."""
 
 import sys
 from pathlib import Path

@@ -67,7 +67,13 @@ def test_events_and_actions_survive_the_way_through_json(union, data):
 def test_defaults_are_left_out_and_members_of_a_union_are_named():
     assert codec(SLO).encode(SLO(e2e_s=2.0)) == {"e2e_s": 2.0}
     assert codec(ControlConfig).decode({}) == ControlConfig()
-    spec = {"id": "i0", "tp_degree": 1, "page_capacity": 4, "page_tokens": 16, "max_residents": 2}
+    spec = {
+        "id": "i0",
+        "tp_degree": 1,
+        "page_capacity": 4,
+        "page_tokens": 16,
+        "max_running_requests": 2,
+    }
     up = InstanceUp(InstanceSpec("i0", 1, 4, 16, 2))
     assert codec(Event).encode(up) == {"is": "InstanceUp", "spec": spec}
     assert codec(Event).decode({"is": "InstanceUp", "spec": spec}) == up

@@ -22,7 +22,7 @@ def layouts(nodes):
 
 
 class FixedLayout:
-    """dilaserve.md B8 with layout and batch sizes given: linear as it stands there."""
+    """DiLaServe B8 with layout and batch sizes given: linear as it stands there."""
 
     def __init__(self, asked, layout, heavy_size, light_size, split):
         self.model = Model(0.0, 20.0)

@@ -49,9 +49,9 @@ def test_a_system_is_made_from_another_by_what_it_changes():
 
 
 def test_a_known_system_can_be_changed_under_its_name():
-    experiment = tables(system={"infaas": {"max_residents": 3}})
-    assert experiment.systems["infaas"].max_residents == 3
-    assert SYSTEMS["infaas"].max_residents != 3
+    experiment = tables(system={"infaas": {"max_running_requests": 3}})
+    assert experiment.systems["infaas"].max_running_requests == 3
+    assert SYSTEMS["infaas"].max_running_requests != 3
 
 
 def test_quick_lays_its_table_over_the_rest(tmp_path):

@@ -20,7 +20,7 @@ from stepserve.sim.outcomes import (
 
 MIXED = {1.0: 40.16, 0.9: 42.14, 0.8: 44.27, 0.7: 46.60, 0.6: 49.29, 0.5: 52.18, 0.4: 56.04}
 MIXED |= {0.3: 59.84, 0.2: 64.92, 0.1: 71.15, 0.0: 78.63}
-"""Published steps when a share of the steps runs at 0.6 and the rest at 0.9 (dilaserve.md B3)."""
+"""Published steps when a share of the steps runs at 0.6 and the rest at 0.9 (DiLaServe B3)."""
 
 thresholds = st.sampled_from((*THRESHOLDS, 0.95, 0.83, 0.61, 0.3))
 outputs = st.integers(1, 400)

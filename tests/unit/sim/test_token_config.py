@@ -1,4 +1,4 @@
-"""Experiments with causal models, read from tables."""
+"""Experiments with autoregressive models, read from tables."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
-"""The step program of causal models (Llama, Qwen2, ...).
+"""The step program of autoregressive models (Llama, Qwen2, ...).
 
-Source: dynaserve.md 3.1. There are no phases: a request catches up with its known tokens, the
+Source: DynaServe 3.1. There are no phases: a request catches up with its known tokens, the
 prompt and what was sampled. ``Progress.settled`` counts inputs whose keys and values are where
 the request is, and the step that reaches the last known token samples the next. Neither a
 hand-over nor a loss is a case of its own: what is outstanding tells what is due.
@@ -59,16 +59,8 @@ class AutoregressiveProgram:
         return step._replace(query_tokens=query_tokens, context_tokens=context_tokens)
 
     def mix(self, steps: Sequence[Step]) -> Mix:
-        """``Mix.plus`` of all, without a tuple for each."""
-        tokens = pairs = decodes = context = 0
-        for _, kind, query, keys, _ in steps:
-            if kind is _DECODE:
-                decodes += 1
-                context += keys
-            else:
-                tokens += query
-                pairs += query * (keys - query) + query * (query + 1) // 2
-        return Mix(tokens, pairs, decodes, context)
+        """What the batch is made of."""
+        return Mix.of(steps)
 
     def fuller_step(self, request: Request, progress: Progress, step: Step) -> Step | None:
         """None: every step is exact."""
@@ -89,17 +81,17 @@ class AutoregressiveProgram:
         progress: Progress,
         forecast: StepForecast,
         index: int,
-        residents: int,
+        running_requests: int,
     ) -> Batches:
         """Decodes, which alone are forecast, and chunks of the prompt beside those of others."""
         chunk, halfway = self.heavy_tokens(request), round(forecast.output_tokens / 2.0)
-        context = residents * (request.prompt_tokens + halfway)
-        decode = Mix(decodes=residents, decode_context=context)
+        context = running_requests * (request.prompt_tokens + halfway)
+        decode = Mix(decodes=running_requests, decode_context=context)
         fill = decode._replace(prefill_tokens=chunk, prefill_pairs=chunk * (chunk + 1) // 2)
         heavy = self.heavy_left(request, progress, forecast.output_tokens)
         return (
-            (forecast.remaining(index, progress.steps), residents, residents, decode),
-            (heavy, chunk + residents, residents + 1, fill),
+            (forecast.remaining(index, progress.steps), running_requests, running_requests, decode),
+            (heavy, chunk + running_requests, running_requests + 1, fill),
         )
 
     def light_tokens(self, request: Request) -> int:

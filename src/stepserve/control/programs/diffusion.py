@@ -1,6 +1,6 @@
 """The step program of masked diffusion models (LLaDA, Dream, SDAR, ...).
 
-Source: dilaserve.md B6 (recompute steps left), C8 (cache modes); the geometry of a step is in
+Source: DiLaServe B6 (recompute steps left), C8 (cache modes); the geometry of a step is in
 ``core/denoising``, which offline runs share. Block-causal models (``CacheMode.BLOCK``) recompute
 once, at the start, and may move on after any block: elsewhere they recompute what is finished.
 """
@@ -53,11 +53,11 @@ class DiffusionProgram:
         return None
 
     def mix(self, steps: Sequence[Step]) -> Mix | None:
-        """The time of a batch depends on its tokens (dilaserve.md B2)."""
+        """The time of a batch depends on its tokens (DiLaServe B2)."""
         return None
 
     def fuller_step(self, request: Request, progress: Progress, step: Step) -> Step | None:
-        """The whole sequence, where a block opens with less (dilaserve.md Part E 3)."""
+        """The whole sequence, where a block opens with less (DiLaServe Part E 3)."""
         options = request.diffusion
         inside = (progress.settled - request.prompt_tokens) % options.block_tokens
         if inside or options.cache_mode.exact or step.query_tokens == step.context_tokens:
@@ -65,7 +65,7 @@ class DiffusionProgram:
         return step._replace(kind=StepKind.RECOMPUTE, query_tokens=step.context_tokens)
 
     def tokens_to_cut(self, request: Request, progress: Progress) -> int:
-        """To the next recompute step; 0 without a cache (dilaserve.md A2.5, C8).
+        """To the next recompute step; 0 without a cache (DiLaServe A2.5, C8).
 
         Of a block-causal model, to the end of the block.
         """
@@ -81,7 +81,7 @@ class DiffusionProgram:
         """Refreshes not yet begun (``rec_left`` of B6); every step without a cache.
 
         Deviation: blocks are counted up to the expected output, not to the limit, because a
-        request ends at its end-of-text token (dilaserve.md Part E 5).
+        request ends at its end-of-text token (DiLaServe Part E 5).
         """
         options = request.diffusion
         if options.cache_mode is CacheMode.NONE:
@@ -99,7 +99,7 @@ class DiffusionProgram:
         progress: Progress,
         forecast: StepForecast,
         index: int,
-        residents: int,
+        running_requests: int,
     ) -> Batches:
         """Steps of the mean of its heavy and light tokens."""
         steps = forecast.remaining(index, progress.steps)
@@ -107,7 +107,7 @@ class DiffusionProgram:
         share = min(1.0, heavy / steps)
         mean_tokens = share * self.heavy_tokens(request)
         mean_tokens += (1.0 - share) * self.light_tokens(request)
-        return ((steps, round(mean_tokens * residents), residents, None),)
+        return ((steps, round(mean_tokens * running_requests), running_requests, None),)
 
     def light_tokens(self, request: Request) -> int:
         """The block; the whole canvas, at most, in prefix mode. Openings may execute two."""

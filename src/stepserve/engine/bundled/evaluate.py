@@ -20,9 +20,9 @@ from stepserve.core.payload import Payload
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Request
 from stepserve.engine.bundled.tasks import Problem, correct, sample
 from stepserve.engine.bundled.vocabulary import EOS, prompt_ids, response_ids
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
+from stepserve.engine.diffusion_offline import ThresholdRule, denoise
 from stepserve.engine.loader import load_model
-from stepserve.engine.offline import ThresholdRule, denoise
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 THRESHOLDS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)

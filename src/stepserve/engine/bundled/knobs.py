@@ -5,7 +5,7 @@ refreshed and how often, and which threshold rules in which part of a request. E
 decodes the same problems; its price is the mean difference in right answers per problem to the
 first row of its group, with the standard error of that paired difference.
 
-Source: dilaserve.md Part E 2 and 3 and finding D4; the settings are this project's.
+Source: DiLaServe Part E 2 and 3 and finding D4; the settings are this project's.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from stepserve.engine.bundled.evaluate import (
     kind,
 )
 from stepserve.engine.bundled.vocabulary import prompt_ids, response_ids
-from stepserve.engine.executor import DiffusionExecutor
+from stepserve.engine.diffusion_executor import DiffusionExecutor
+from stepserve.engine.diffusion_offline import ThresholdRule
 from stepserve.engine.loader import load_model
-from stepserve.engine.offline import ThresholdRule
 
 REFRESHES = (
     (RefreshScope.FULL, 1),

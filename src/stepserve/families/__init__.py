@@ -1,0 +1,1 @@
+"""Model families as values, and the assembly of schedulers from configuration."""

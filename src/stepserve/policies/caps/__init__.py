@@ -1,0 +1,1 @@
+"""Caps policies, one a file."""

@@ -1,0 +1,1 @@
+"""Migration policies, one a file."""

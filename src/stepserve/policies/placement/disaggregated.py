@@ -1,0 +1,40 @@
+"""Instances with fixed roles: prompts on some, outputs on the others (DynaServe 3.10, baseline).
+
+The first instances by id compute prompts. With ``bypass_tokens``, a prompt is computed where it
+is decoded while the prefills waiting there and it are few enough. Deviation: where one of the
+roles has no instance with room, the request stays on one of the other role, not in the queue.
+"""
+
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import InstanceId
+from stepserve.core.instance import ClusterView
+from stepserve.core.protocols import Placement
+from stepserve.core.request import Progress, Request
+
+from .tandem_split import tile
+
+
+class Disaggregated:
+    """A ``PlacementPolicy``: fewest running tokens within each role, ties by instance id."""
+
+    def __init__(self, prefill_instances: int, bypass_tokens: int = 0) -> None:
+        self._prefill_instances = prefill_instances
+        self._bypass_tokens = bypass_tokens
+        self._seen: set[InstanceId] = set()  # a full one is not in the view, and keeps its role
+
+    def place(
+        self, request: Request, progress: Progress, forecast: StepForecast, view: ClusterView
+    ) -> Placement:
+        """See ``PlacementPolicy.place``. Cut where the known inputs end."""
+        self._seen.update(view.loads)
+        prefill = set(sorted(self._seen)[: self._prefill_instances])
+        ranked = sorted(view.loads.values(), key=lambda load: (load.running_tokens, load.spec.id))
+        first = next((load for load in ranked if load.spec.id in prefill), None)
+        second = next((load for load in ranked if load.spec.id not in prefill), None)
+        known = request.prompt_tokens + progress.emitted
+        if first is None or second is None:
+            return Placement(tile(request, 0, (ranked[0].spec.id,)), why="no room in one role")
+        if sum([w.prefill_tokens for w in second.work]) + known <= self._bypass_tokens:
+            return Placement(tile(request, 0, (second.spec.id,)), why="bypass")
+        cut = known if progress.emitted + 1 < request.max_output_tokens else 0  # 0: no decode
+        return Placement(tile(request, cut, (first.spec.id, second.spec.id)), why="by role")

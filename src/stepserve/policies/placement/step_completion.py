@@ -1,0 +1,42 @@
+"""Placement by the smallest predicted step completion time (DiLaServe A2.4, B7).
+
+The predicted completion of the request's next step is the end of the batch that runs now,
+plus the time of a batch of everything running request and the newcomer at full length (B7's
+worst-case load). Deviation (C6): the published code leaves out the running batch's end.
+"""
+
+from collections.abc import Callable
+
+from stepserve.core.forecast import StepForecast
+from stepserve.core.instance import ClusterView
+from stepserve.core.protocols import CostModel, Placement
+from stepserve.core.request import Progress, Request
+from stepserve.core.segment import Segment
+
+
+class StepCompletion:
+    """One open segment where the next step would end first; ties by instance id."""
+
+    def __init__(self, cost: CostModel, full_tokens: Callable[[Request], int]) -> None:
+        self._cost = cost
+        self._full_tokens = full_tokens
+
+    def place(
+        self, request: Request, progress: Progress, forecast: StepForecast, view: ClusterView
+    ) -> Placement:
+        """See ``PlacementPolicy.place``."""
+        extra, now_s, step_time_s = self._full_tokens(request), view.at_s, self._cost.step_time_s
+        completions = []
+        for name, (
+            spec,
+            running_requests,
+            running_tokens,
+            _,
+            batch_ends_s,
+            _,
+        ) in view.loads.items():
+            step_s = step_time_s(running_tokens + extra, running_requests + 1, spec)
+            wait_s = batch_ends_s - now_s
+            completions.append((wait_s + step_s if wait_s > 0.0 else step_s, name))
+        _, first = min(completions)
+        return Placement((Segment(request.id, 0, progress.settled, None, first, epoch=0),))

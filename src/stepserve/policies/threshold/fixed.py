@@ -1,0 +1,11 @@
+"""The plain threshold: always the preferred one. Baseline of ``deadline_fit``."""
+
+from stepserve.core.running import RunningRequest, StepPace
+
+
+class FixedThreshold:
+    """What every serving system before DiLaServe does."""
+
+    def pick(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:
+        """The request's preferred threshold."""
+        return running.forecast.thresholds[0]
