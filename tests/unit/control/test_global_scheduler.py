@@ -165,8 +165,8 @@ def test_a_lost_resident_leaves_its_place_to_one_in_time_and_comes_back():
 
 
 def test_lost_residents_stay_where_that_is_not_asked_for_or_only_lost_ones_wait():
-    for lost, waits in (("lowest_threshold", 9.0), ("make_way", 0.01)):
-        cluster = Cluster(make_spec("i0", running_requests=1), lost=lost)
+    for infeasible, waits in (("lowest_threshold", 9.0), ("preempt", 0.01)):
+        cluster = Cluster(make_spec("i0", running_requests=1), infeasible=infeasible)
         cluster.arrive("lost", e2e_s=1.0)
         cluster.now_s = 0.99
         cluster.arrive("waits", e2e_s=waits)
