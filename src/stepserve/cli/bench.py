@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from stepserve.cli.bench_plan import DEFAULT_REQUESTS, PRESETS, BenchConfig, make_plan
 from stepserve.cli.client import Client, Outcome, Reply
 from stepserve.cli.measure import Result, Stage, measure
-from stepserve.cli.plan import DEFAULT_REQUESTS, PRESETS, BenchConfig, make_plan
 from stepserve.cli.report import LAG_WARNING_S, tables, three_digits
 from stepserve.core.errors import FieldError
 

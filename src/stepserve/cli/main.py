@@ -1,4 +1,4 @@
-"""The ``stepserve`` command. Each subcommand is a module, imported only when it is asked for.
+"""The ``stepserve`` command. Each subcommand is a module of its name, imported when asked for.
 
 A subcommand module defines ``add_parser(subparsers)``, which adds one parser of its own name,
 and ``run(args)``, which returns the exit status. What a user can put right is raised as a
@@ -27,9 +27,6 @@ COMMANDS = {
     "plan": "find the tensor-parallel layout for a load, and what it is worth",
     "fit": "train the bundled model, or a predictor of remaining steps from step logs",
 }
-
-MODULES = {"plan": "capacity"}
-"""Commands whose module is not named like them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +66,7 @@ _DESCRIPTION = "Serve diffusion and autoregressive language models under latency
 
 def _module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(f"stepserve.cli.{MODULES.get(name, name)}")
+        return importlib.import_module(f"stepserve.cli.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("stepserve"):
             raise

@@ -6,10 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepserve import __version__
-from stepserve.cli.client import Client, Outcome, Reply
-from stepserve.cli.drive import Record, one_by_one, open_loop
-from stepserve.cli.jobs import Job
-from stepserve.cli.plan import (
+from stepserve.cli.bench_plan import (
     BenchConfig,
     Body,
     Plan,
@@ -18,6 +15,9 @@ from stepserve.cli.plan import (
     merged,
     request_fields,
 )
+from stepserve.cli.client import Client, Outcome, Reply
+from stepserve.cli.drive import Record, one_by_one, open_loop
+from stepserve.cli.jobs import Job
 from stepserve.cli.report import Difference, Scored, Summary, summarise
 from stepserve.cli.watch import ServerSide, Watch
 from stepserve.core.errors import StepserveError

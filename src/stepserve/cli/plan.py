@@ -1,226 +1,367 @@
-"""What a benchmark will do, settled before the first request: arrivals, problems, bodies."""
+"""``stepserve plan``: which tensor-parallel layout should a cluster have for this load?"""
 
-import os
+import argparse
+import dataclasses
+import json
+import math
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-
-from stepserve.cli.jobs import Job, bundled_jobs, text_jobs
+from stepserve.control.reconfigure import HEADROOM
+from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
-from stepserve.sim import workload
-from stepserve.sim.workload import Arrival, RateCurve
+from stepserve.core.plan import PlanProblem, Slot, WorkloadClass
+from stepserve.core.request import CacheMode
 
-Body = Mapping[str, Any]
+TOKENS_PER_STEP = (3.02, 3.89, 4.77, 5.65, 6.58)
+"""LLaDA-8B at 0.9 .. 0.5 with the dual cache: the published planner's own (DiLaServe B3)."""
 
-PRESETS = ("fixed", "deadline_fit")
-"""Policies that a request can ask for: a pinned threshold, or one that may be lowered."""
+PUBLISHED = "H100/llada-8b"
+NAMED_DEGREES = (1, 2, 4)
+_EXAMPLES = """\
+examples:
+  stepserve plan --rate 8 --prompt-tokens 1062 --output-tokens 256 --slo-s 9.5 --nodes 4 --gpus 4
+  stepserve plan --workload classes.toml --nodes 2 --profile 1=tp1.json --profile 2=tp2.json
 
-DEFAULT_REQUESTS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class BenchConfig:
-    """The options of ``stepserve bench`` under their own names; units are in the names."""
-
-    url: str
-    model: str | None = None
-    endpoint: Literal["chat", "completions"] = "chat"
-    arrivals: str = "poisson"
-    rate: float | None = None
-    requests: int | None = None
-    duration_s: float | None = None
-    burst: tuple[float, float, float] | None = None
-    rescale: Literal["resample", "stretch"] = "resample"
-    jitter_s: float = 0.0
-    max_total_tokens: int | None = None
-    seed: int = 0
-    warmup: int = 2
-    timeout_s: float = 600.0
-    dataset: Literal["bundled", "random"] = "bundled"
-    prompt_tokens: int | None = None
-    long_prompts: tuple[float, int] | None = None
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    ignore_eos: bool = False
-    body: Body | None = None
-    deadline_ms: float | None = None
-    slo_multiple: float | None = None
-    slo_per_token_ms: float | None = None
-    tbt_ms: float | None = None
-    base_requests: int = 8
-    slo_mode: Literal["body", "none"] = "body"
-    on_miss: str | None = None
-    threshold: float | None = None
-    min_threshold: float | None = None
-    compare: Sequence[str] = ()
-    variant: Sequence[tuple[str, Body]] = ()
+classes.toml has one table per kind of request:
+  [[class]]
+  prompt_tokens = 1062
+  output_tokens = 256
+  slo_s = 9.5
+  rate_per_s = 8.0
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Arrivals and the job of each; jobs to warm up and to measure unloaded latency with."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outlook:
+    """What stage 1 plans for a layout. ``None`` for the rest if it cannot carry the load.
 
-    arrivals: tuple[Arrival, ...]
-    dropped: int  # longer than ``max_total_tokens``
-    jobs: list[Job]
-    warmup: list[Job]
-    base: list[Job]
-    variants: dict[str, Body]
+    Planned, not measured: mean latencies of a steady state, without queueing.
+    """
+
+    slots: tuple[Slot, ...]
+    mean_threshold: float | None = None
+    slack: float | None = None
+    use: float | None = None
+    latency_s: tuple[float, ...] | None = None
+
+    def met(self, classes: Sequence[WorkloadClass]) -> float:
+        """Share of requests whose class has its planned mean latency within the SLO."""
+        if self.latency_s is None:
+            return 0.0
+        pairs = zip(classes, self.latency_s, strict=True)
+        met = sum(c.rate_per_s for c, latency_s in pairs if latency_s <= c.slo_s + 1e-6)
+        return met / sum(c.rate_per_s for c in classes)
 
 
-def make_plan(config: BenchConfig) -> Plan:
-    """Settle everything that does not depend on the server. Raises FieldError."""
-    drawn = _arrivals(config)
-    kept = drawn
-    if config.max_total_tokens is not None:
-        kept = workload.within(drawn, config.max_total_tokens)
-    if not kept:
-        raise FieldError("--arrivals", "no request is left to send")
-    measured = config.base_requests if config.slo_multiple is not None else 0
-    first = [kept[i % len(kept)] for i in range(config.warmup + measured)]
-    extra = _jobs(config, first, config.seed + 1)
-    return Plan(
-        arrivals=kept,
-        dropped=len(drawn) - len(kept),
-        jobs=_jobs(config, kept, config.seed),
-        warmup=extra[: config.warmup],
-        base=extra[config.warmup :],
-        variants=_variants(config),
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="find the tensor-parallel layout for a load, and what it is worth",
+        description="Plan how many instances of which TP degree a cluster should run.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    load = parser.add_argument_group("load")
+    load.add_argument("--workload", type=Path, metavar="FILE", help="several classes, as TOML")
+    load.add_argument("--rate", type=float, help="requests per second")
+    load.add_argument("--prompt-tokens", type=int, help="mean prompt length")
+    load.add_argument("--output-tokens", type=int, help="mean output length")
+    load.add_argument("--slo-s", type=float, help="end-to-end deadline in seconds")
+    load.add_argument(
+        "--headroom", type=float, default=HEADROOM, help="planned over stated rate (default 1.5)"
+    )
+    cluster = parser.add_argument_group("cluster")
+    cluster.add_argument("--nodes", type=int, default=1, help="number of nodes (default 1)")
+    cluster.add_argument("--gpus", type=int, default=4, help="GPUs of each node (default 4)")
+    cluster.add_argument("--tp", type=int, nargs="+", metavar="DEGREE", help="allowed TP degrees")
+    cluster.add_argument(
+        "--profile",
+        action="append",
+        metavar="NAME|DEGREE=FILE",
+        help=f"'published' ({PUBLISHED}), another GPU/MODEL of the published profiles, or one "
+        "step-time table per TP degree as `stepserve profile` writes it",
+    )
+    cluster.add_argument(
+        "--overhead-ms",
+        type=float,
+        help="host time of a step beside its profile (default: calibrated for a named profile)",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--cache", choices=list(CacheMode), default=CacheMode.DUAL)
+    model.add_argument("--block-tokens", type=int, default=32)
+    model.add_argument("--thresholds", type=float, nargs="+", default=ControlConfig().thresholds)
+    model.add_argument(
+        "--tokens-per-step",
+        type=float,
+        nargs="+",
+        help="tokens that a step settles at each threshold (default: LLaDA-8B)",
+    )
+    parser.add_argument(
+        "--planner",
+        choices=["two_stage", "as_published", "greedy"],
+        default="two_stage",
+        help="as_published: with the artifact's own count of cached steps",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, compare with the smallest instances everywhere, print. Raises FieldError."""
+    from stepserve.planning.capacity_ilp import CapacityIlp, StepSplit
+    from stepserve.planning.greedy import GreedyPlanner
+    from stepserve.planning.layouts import arrange, counts, partitions
+    from stepserve.planning.two_stage import TwoStagePlanner
+
+    if args.json and not args.json.parent.is_dir():
+        raise FieldError("--json", f"no folder {args.json.parent}")
+    published = args.planner == "as_published"
+    stage = CapacityIlp(StepSplit.AS_PUBLISHED if published else StepSplit.CORRECTED)
+    planner = GreedyPlanner() if args.planner == "greedy" else TwoStagePlanner(stage)
+    problem, source = _problem(args)
+
+    def outlook(slots: tuple[Slot, ...]) -> Outlook:
+        instances = counts(slots)
+        found = stage.solve(problem, instances) or stage.solve(problem, instances, late=True)
+        if found is None:
+            return Outlook(slots)
+        values = found.mean_threshold, found.slack, found.use, found.latency_s
+        return Outlook(slots, *values)
+
+    splits = [partitions(gpus, problem.tp_degrees) for gpus in problem.gpus_per_node]
+    smallest = arrange(problem, [max(options, key=len) for options in splits])
+    plan = planner.target(dataclasses.replace(problem, present=smallest))
+    optimum = TwoStagePlanner(stage).target(problem)
+    outlooks = {"recommended": outlook(plan.slots), "smallest": outlook(smallest)}
+    outlooks["optimum"] = outlook(optimum.slots)
+    print(_text(problem, source, plan.why, outlooks))
+    if args.json:
+        result = _as_json(problem, source, plan.why, outlooks)
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _problem(args: argparse.Namespace) -> tuple[PlanProblem, str]:
+    """The problem that the options state, and where its step times are from."""
+    for name in ("nodes", "gpus"):
+        if getattr(args, name) < 1:
+            raise FieldError(f"--{name}", "must be at least 1")
+    if not 1.0 <= args.headroom < math.inf:
+        raise FieldError("--headroom", "must be at least 1")
+    yields = args.tokens_per_step
+    if yields is None:
+        if tuple(args.thresholds) != ControlConfig().thresholds:
+            raise FieldError("--tokens-per-step", "needed for thresholds of your own")
+        yields = TOKENS_PER_STEP
+    tables, source = _profiles(args)
+    try:
+        return PlanProblem(
+            gpus_per_node=(args.gpus,) * args.nodes,
+            tp_degrees=tuple(sorted(tables)),
+            classes=_classes(args),
+            thresholds=tuple(args.thresholds),
+            tokens_per_step=tuple(yields),
+            step_s=tables,
+            block_tokens=args.block_tokens,
+            cache_mode=CacheMode(args.cache),
+        ), source
+    except FieldError as error:
+        options = {"tp_degrees": "--tp", "thresholds": "--thresholds"}
+        options |= {"tokens_per_step": "--tokens-per-step", "block_tokens": "--block-tokens"}
+        name = options.get(error.field, error.field)
+        if error.field.startswith("step_s"):
+            name = "--profile"
+        raise FieldError(name, error.message) from error
+
+
+def _classes(args: argparse.Namespace) -> tuple[WorkloadClass, ...]:
+    """The workload, with headroom."""
+    names = ("prompt_tokens", "output_tokens", "slo_s", "rate")
+    if args.workload is None:
+        for name in names:
+            if getattr(args, name) is None:
+                option = f"--{name.replace('_', '-')}"
+                raise FieldError(option, "needed, unless --workload names a file")
+        rows = [{name: getattr(args, name) for name in names}]
+        rows[0]["rate_per_s"] = rows[0].pop("rate")
+        return (_class(rows[0], "--", args.headroom),)
+    given = [name for name in names if getattr(args, name) is not None]
+    if given:
+        raise FieldError(f"--{given[0].replace('_', '-')}", "is in the file of --workload")
+    try:
+        table = tomllib.loads(args.workload.read_text())
+    except (OSError, ValueError) as error:
+        raise FieldError("--workload", f"cannot read {args.workload}: {error}") from error
+    classes = table.get("class")
+    if not isinstance(classes, list) or not classes:
+        raise FieldError("--workload", f"{args.workload} has no [[class]] table")
+    return tuple(
+        _class(row, f"--workload: class[{i}].", args.headroom) for i, row in enumerate(classes)
     )
 
 
-def _jobs(config: BenchConfig, arrivals: Sequence[Arrival], seed: int) -> list[Job]:
-    if config.dataset == "bundled":
-        if config.long_prompts is not None:
-            raise FieldError("--long-prompts", "belongs to --dataset random")
-        return bundled_jobs(len(arrivals), seed, config.max_tokens)
-    lengths = config.prompt_tokens, config.max_tokens, config.long_prompts
-    return text_jobs(arrivals, seed, *lengths)
+def _class(row: Mapping[str, Any], prefix: str, headroom: float) -> WorkloadClass:
+    """One class. Raises FieldError with the name that the user gave it."""
+    wanted = {"prompt_tokens": int, "output_tokens": int, "slo_s": float, "rate_per_s": float}
+    for name in row:
+        if name not in wanted:
+            raise FieldError(f"{prefix}{name}", f"unknown key; known: {', '.join(wanted)}")
+    for name, kind in wanted.items():
+        allowed = int if kind is int else (int, float)
+        if not isinstance(row.get(name), allowed) or isinstance(row[name], bool):
+            raise FieldError(f"{prefix}{name}", f"needed, as {kind.__name__}")
+    values = {**row, "rate_per_s": headroom * row["rate_per_s"]}
+    try:
+        return WorkloadClass(**values)
+    except FieldError as error:
+        name = error.field
+        if prefix == "--":
+            name = "rate" if name == "rate_per_s" else name.replace("_", "-")
+        raise FieldError(f"{prefix}{name}", error.message) from error
 
 
-def _arrivals(config: BenchConfig) -> tuple[Arrival, ...]:
-    kind, _, argument = config.arrivals.partition(":")
-    rng = np.random.default_rng(config.seed)
-    if kind == "trace":
-        return _trace(config, argument, rng)
-    if config.rate is None or config.rate <= 0.0:
-        raise FieldError("--rate", f"a positive rate is needed for {kind} arrivals")
-    requests = config.requests
-    if requests is None and config.duration_s is None:
-        requests = DEFAULT_REQUESTS
-    curve = RateCurve.constant(config.rate)
-    if config.burst is not None:
-        curve = curve.burst(*config.burst)
-    cv = _cv(kind, argument)
-    return workload.renewal(curve, cv, rng, requests=requests, duration_s=config.duration_s)
+Tables = dict[int, tuple[tuple[int, float], ...]]
 
 
-def _cv(kind: str, argument: str) -> float:
-    if kind == "gamma":
+def _profiles(args: argparse.Namespace) -> tuple[Tables, str]:
+    """Step times by TP degree, host overhead included."""
+    from stepserve.cost.step_table import StepProfile
+    from stepserve.sim.profiles import step_profile
+
+    given = args.profile or ["published"]
+    overhead_s = 0.0
+    found: dict[int, StepProfile] = {}
+    if len(given) == 1 and "=" not in given[0]:
+        name = PUBLISHED if given[0] == "published" else given[0]
+        gpu, _, model = name.partition("/")
         try:
-            return float(argument)
-        except ValueError:
-            raise FieldError("--arrivals", f"gamma:CV needs a number, not {argument!r}") from None
-    cvs = {"poisson": 1.0, "constant": 0.0}
-    if kind not in cvs or argument:
-        raise FieldError("--arrivals", "must be poisson, gamma:CV, constant or trace:FILE")
-    return cvs[kind]
+            found = {tp: step_profile(gpu, model, tp) for tp in args.tp or NAMED_DEGREES}
+        except FieldError as error:
+            raise FieldError(
+                "--tp" if error.field == "tp" else "--profile", error.message
+            ) from error
+        overhead_s = _calibrated_s(gpu)
+    else:
+        files = dict(_degree_file(text) for text in given)
+        for tp in args.tp or sorted(files):
+            if tp not in files:
+                raise FieldError("--profile", f"no table for TP degree {tp}: add {tp}=FILE")
+            found[tp] = _load(files[tp])
+    if args.overhead_ms is not None:
+        overhead_s = args.overhead_ms / 1e3
+    if not 0.0 <= overhead_s < math.inf:
+        raise FieldError("--overhead-ms", "must not be negative")
+    tables = {
+        tp: tuple((n, s + overhead_s) for n, s in zip(p.sizes, p.seconds, strict=True))
+        for tp, p in found.items()
+    }
+    lines = [f"TP {tp}: {profile.source}" for tp, profile in found.items()]
+    return tables, "\n".join([*lines, f"host overhead: {1e3 * overhead_s:.1f} ms per step"])
 
 
-def _trace(config: BenchConfig, name: str, rng: np.random.Generator) -> tuple[Arrival, ...]:
-    if config.burst is not None:
-        raise FieldError("--burst", "changes drawn arrivals only, not a trace")
-    arrivals = workload.read_trace(_find(name))
-    arrivals = workload.jitter(arrivals, config.jitter_s, rng)
-    if config.rate is not None:
-        factor = config.rate / (workload.mean_rate_per_s(arrivals) or config.rate)
-        if config.rescale == "stretch":
-            arrivals = workload.stretch(arrivals, factor)
-        else:
-            arrivals = workload.resample(arrivals, factor, rng)
-    limit_s = np.inf if config.duration_s is None else config.duration_s
-    return tuple(a for a in arrivals if a.at_s < limit_s)[: config.requests]
+def _calibrated_s(gpu: str) -> float:
+    from stepserve.sim.profiles import host_overhead
+
+    try:
+        return host_overhead(gpu).seconds(1)
+    except FieldError:
+        return 0.0  # none was calibrated; the report states the number
 
 
-def _find(name: str) -> Path:
-    """A trace by its path, or by its path below the data folder."""
-    data = Path(os.environ.get("STEPSERVE_DATA", "../shared/data"))
-    for path in (Path(name), data / name):
-        if path.is_file():
-            return path
-    raise FieldError("--arrivals", f"no trace {name!r} here or in {data} (STEPSERVE_DATA)")
+def _degree_file(text: str) -> tuple[int, Path]:
+    degree, _, name = text.partition("=")
+    if not degree.isdecimal() or not name:
+        message = f"{text!r} is neither one name nor DEGREE=FILE, for example 2=tp2.json"
+        raise FieldError("--profile", message)
+    return int(degree), Path(name)
 
 
-def _variants(config: BenchConfig) -> dict[str, Body]:
-    """The runs to make, by name, each with what it changes in the request bodies."""
-    preferred = 0.9 if config.threshold is None else config.threshold
-    floor = 0.5 if config.min_threshold is None else config.min_threshold
-    floors = {"fixed": preferred, "deadline_fit": floor}
-    variants: dict[str, Body] = {}
-    for name in config.compare:
-        if name not in floors:
-            raise FieldError("--compare", f"unknown policy {name!r}; known: {', '.join(PRESETS)}")
-        variants[name] = {
-            "dlm": {"confidence_threshold": preferred, "min_confidence_threshold": floors[name]}
+def _load(path: Path) -> Any:
+    from stepserve.cost.step_table import StepProfile
+
+    try:
+        return StepProfile.load(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FieldError("--profile", f"cannot read {path}: {error!r}") from error
+
+
+def _text(problem: PlanProblem, source: str, why: str, outlooks: Mapping[str, Outlook]) -> str:
+    rate = sum(c.rate_per_s for c in problem.classes)
+    slots = outlooks["recommended"].slots
+    lines = [source, f"planned load: {rate:.2f} requests/s, headroom included", ""]
+    lines += [f"recommended: {_counts(slots)}  ({why})", *_nodes(slots), ""]
+    names = ["mean confidence threshold", "slack, share of the SLO", "capacity used"]
+    names.append("requests within the SLO")
+    for c in problem.classes:
+        lengths = f"{c.prompt_tokens} + {c.output_tokens} tokens"
+        names.append(f"latency of {lengths} (SLO {c.slo_s:g} s)")
+    columns = [["planned", *names]]
+    for name, outlook in {_counts(o.slots): o for o in outlooks.values()}.items():
+        columns.append([name, *_cells(problem, outlook)])
+    widths = [max(map(len, column)) for column in columns]
+    for first, *others in zip(*columns, strict=True):
+        cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("   ".join([f"{first:{widths[0]}}", *cells]))
+    optimum = _counts(outlooks["optimum"].slots)
+    if optimum != _counts(slots):
+        lines.append(f"Best numbers, whatever a change costs: {optimum}.")
+    lines.append("Planned means of a steady state: queueing and spread come on top.")
+    return "\n".join(lines)
+
+
+def _cells(problem: PlanProblem, outlook: Outlook) -> list[str]:
+    if outlook.latency_s is None:
+        return ["overloaded"] * (4 + len(problem.classes))
+    return [
+        f"{outlook.mean_threshold:.3f}",
+        f"{outlook.slack:.3f}",
+        f"{outlook.use:.0%}",
+        f"{outlook.met(problem.classes):.0%}",
+        *(f"{latency_s:.2f} s" for latency_s in outlook.latency_s),
+    ]
+
+
+def _counts(slots: Sequence[Slot]) -> str:
+    degrees = [slot.tp_degree for slot in slots]
+    parts = sorted(set(degrees), reverse=True)
+    return " + ".join(f"{degrees.count(degree)} x TP{degree}" for degree in parts)
+
+
+def _nodes(slots: Sequence[Slot]) -> list[str]:
+    """GPUs of each instance, one line a node; like nodes that follow each other share one."""
+    texts = [
+        "  ".join(f"TP{s.tp_degree} on {','.join(map(str, s.gpus))}" for s in slots if s.node == n)
+        for n in range(max(slot.node for slot in slots) + 1)
+    ]
+    lines, first = [], 0
+    for node, text in enumerate(texts):
+        if node + 1 == len(texts) or texts[node + 1] != text:
+            name = f"node {node}" if first == node else f"nodes {first}-{node}"
+            lines.append(f"  {name}: {text}")
+            first = node + 1
+    return lines
+
+
+def _as_json(
+    problem: PlanProblem, source: str, why: str, outlooks: Mapping[str, Outlook]
+) -> dict[str, Any]:
+    def of(outlook: Outlook) -> dict[str, Any]:
+        return {
+            "slots": [{"node": s.node, "gpus": list(s.gpus)} for s in outlook.slots],
+            "overloaded": outlook.use is None,
+            "mean_threshold": outlook.mean_threshold,
+            "slack": outlook.slack,
+            "use": outlook.use,
+            "latency_s": outlook.latency_s,
+            "within_slo": outlook.met(problem.classes),
         }
-    variants.update(config.variant)
-    return variants or {"run": {}}
 
-
-def request_fields(config: BenchConfig, job: Job, deadline_s: float | None) -> dict[str, Any]:
-    """The body of a loaded request, less its text; fields that were not asked for are absent."""
-    fields = _common_fields(config, job)
-    slo: dict[str, Any] = {}
-    if deadline_s is not None:
-        slo["e2e_ms"] = round(1e3 * deadline_s, 3)
-    if config.tbt_ms is not None:
-        slo["tbt_ms"] = config.tbt_ms
-    if config.on_miss is not None:
-        slo["on_miss"] = config.on_miss
-    if slo and config.slo_mode == "body":
-        fields = merged(fields, {"slo": slo})
-    return merged(fields, _thresholds(config.threshold, config.min_threshold))
-
-
-def base_fields(config: BenchConfig, job: Job) -> dict[str, Any]:
-    """The body of an unloaded request: no deadline, and the preferred threshold pinned."""
-    return merged(_common_fields(config, job), _thresholds(config.threshold, config.threshold))
-
-
-def _thresholds(preferred: float | None, floor: float | None) -> Body:
-    named = {"confidence_threshold": preferred, "min_confidence_threshold": floor}
-    given = {name: value for name, value in named.items() if value is not None}
-    return {"dlm": given} if given else {}
-
-
-def _common_fields(config: BenchConfig, job: Job) -> dict[str, Any]:
-    fields = {"max_tokens": job.max_tokens, "temperature": config.temperature}
-    if config.ignore_eos:
-        fields["ignore_eos"] = True
-    return merged(fields, config.body or {})
-
-
-def merged(body: Body, changes: Body) -> dict[str, Any]:
-    """``body`` with ``changes`` laid over it; nested objects are merged, the rest replaced."""
-    result = dict(body)
-    for key, value in changes.items():
-        old = result.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merged(old, value)
-        result[key] = value
-    return result
-
-
-def deadlines_s(
-    config: BenchConfig, jobs: Sequence[Job], base_s: float | None
-) -> list[float | None]:
-    """The deadline of each job in seconds after its arrival, or ``None`` for all of them."""
-    if config.slo_per_token_ms is not None:
-        return [1e-3 * config.slo_per_token_ms * job.expected_tokens for job in jobs]
-    if config.slo_multiple is not None and base_s is not None:
-        return [config.slo_multiple * base_s] * len(jobs)
-    one = None if config.deadline_ms is None else 1e-3 * config.deadline_ms
-    return [one] * len(jobs)
+    return {
+        "step_times": source.splitlines(),
+        "planned_rate_per_s": [c.rate_per_s for c in problem.classes],
+        "why": why,
+        **{name: of(outlook) for name, outlook in outlooks.items()},
+    }

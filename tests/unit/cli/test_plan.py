@@ -1,153 +1,139 @@
+"""``stepserve plan``: what it recommends, compares with, and says when it is asked wrongly."""
+
+import argparse
+import json
+
 import pytest
 
-from stepserve.cli.jobs import Job
-from stepserve.cli.plan import (
-    BenchConfig,
-    base_fields,
-    deadlines_s,
-    make_plan,
-    merged,
-    request_fields,
-)
+from stepserve.cli import plan
 from stepserve.core.errors import FieldError
+from stepserve.cost.step_table import StepProfile
+from support.planning import H100_MS, TOKENS
 
-JOB = Job("?", max_tokens=32, expected_tokens=20)
-
-
-def config(**options):
-    return BenchConfig(**{"url": "http://test", "rate": 10.0, "requests": 5, **options})
+LOAD = "--rate 0.3 --prompt-tokens 1062 --output-tokens 256 --slo-s 4"
 
 
 @pytest.fixture
-def trace(tmp_path):
-    path = tmp_path / "trace.csv"
-    rows = "".join(f"{i},{10 * i},{i}\n" for i in range(1, 11))
-    path.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
-    return path
+def profiles(tmp_path):
+    """Options for step tables in files, as ``stepserve profile`` writes them."""
+    words = []
+    for degree, row in H100_MS.items():
+        path = tmp_path / f"tp{degree}.json"
+        StepProfile(TOKENS, tuple(ms / 1e3 for ms in row), "published").save(path)
+        words += ["--profile", f"{degree}={path}"]
+    return words
 
 
-def test_all_variants_of_a_seed_share_arrivals_and_problems():
-    one, other = (make_plan(config(seed=3, warmup=w)) for w in (0, 4))
-    assert one.arrivals == other.arrivals
-    assert one.jobs == other.jobs
-    assert make_plan(config(seed=4)).jobs != one.jobs
+def ask(line, *words):
+    parser = argparse.ArgumentParser(prog="stepserve")
+    plan.add_parser(parser.add_subparsers())
+    return plan.run(parser.parse_args(["plan", *line.split(), *words]))
 
 
-def test_unloaded_requests_are_planned_only_where_they_are_needed():
-    plan = make_plan(config(warmup=3, base_requests=2, slo_multiple=2.0))
-    assert (len(plan.warmup), len(plan.base), len(plan.jobs)) == (3, 2, 5)
-    assert not make_plan(config(deadline_ms=1.0)).base
+def test_tp4_without_cache_at_a_low_load(profiles, tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    assert ask(f"{LOAD} --nodes 2 --cache none", *profiles, "--json", str(out)) == 0
+    text = capsys.readouterr().out
+    assert "recommended: 2 x TP4" in text
+    assert "nodes 0-1: TP4 on 0,1,2,3" in text
+    assert "8 x TP1" in text
+    result = json.loads(out.read_text())
+    assert result["recommended"]["slots"][1] == {"node": 1, "gpus": [0, 1, 2, 3]}
+    assert result["recommended"]["latency_s"][0] < result["smallest"]["latency_s"][0]
+    assert result["recommended"]["latency_s"] == [pytest.approx(256 / 3.02 * 0.0257, rel=0.02)]
+    assert result["planned_rate_per_s"] == [pytest.approx(0.45)]
 
 
-def test_default_number_of_requests():
-    assert len(make_plan(config(requests=None)).jobs) == 100
-    assert len(make_plan(config(requests=None, duration_s=1.0)).jobs) < 50
+def test_headroom_and_host_time_count(profiles, tmp_path):
+    out = tmp_path / "plan.json"
+    uses = []
+    for words in ("--headroom 1", "--headroom 2", "--headroom 1 --overhead-ms 10"):
+        ask(f"{LOAD} {words} --tp 1 --json {out}", *profiles)
+        uses.append(json.loads(out.read_text())["recommended"]["use"])
+    assert uses[1] == pytest.approx(2 * uses[0])
+    assert uses[2] > uses[0]
 
 
-def test_a_trace_is_cut_limited_and_rescaled(trace, monkeypatch):
-    def times(**options):
-        chosen = {"arrivals": f"trace:{trace}", "rate": None, "requests": None, **options}
-        return [a.at_s for a in make_plan(config(**chosen)).arrivals]
-
-    assert times() == list(range(1, 11))
-    assert times(requests=2) == [1, 2]
-    assert times(duration_s=3.5) == [1, 2, 3]
-    assert times(max_total_tokens=22) == [1, 2]
-    assert times(rate=2.0, rescale="stretch")[:2] == [0.5, 1.0]
-    assert len(times(rate=3.0)) == 30
-    monkeypatch.setenv("STEPSERVE_DATA", str(trace.parent))
-    assert times(arrivals="trace:trace.csv") == list(range(1, 11))
+def test_a_load_beyond_every_layout_is_called_so(profiles, tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    line = "--rate 99 --prompt-tokens 1062 --output-tokens 256 --slo-s 4"
+    ask(f"{line} --json {out}", *profiles)
+    assert "overloaded" in capsys.readouterr().out
+    smallest = json.loads(out.read_text())["smallest"]
+    assert smallest["overloaded"]
+    assert smallest["within_slo"] == 0.0
 
 
-def test_dropped_requests_are_counted_and_lengths_reach_the_jobs(trace):
-    chosen = {"arrivals": f"trace:{trace}", "rate": None, "requests": None, "dataset": "random"}
-    plan = make_plan(config(**chosen, max_total_tokens=22))
-    assert plan.dropped == 8
-    assert [(len(j.prompt.split()), j.max_tokens) for j in plan.jobs] == [(10, 1), (20, 2)]
+def test_an_slo_that_one_class_misses(profiles, tmp_path):
+    workload, out = tmp_path / "classes.toml", tmp_path / "plan.json"
+    workload.write_text(
+        "[[class]]\nprompt_tokens = 300\noutput_tokens = 64\nslo_s = 5\nrate_per_s = 3\n"
+        "[[class]]\nprompt_tokens = 300\noutput_tokens = 512\nslo_s = 0.2\nrate_per_s = 1.0\n"
+    )
+    ask(f"--workload {workload} --json {out}", *profiles)
+    result = json.loads(out.read_text())["recommended"]
+    assert result["within_slo"] == pytest.approx(0.75)
+    assert result["slack"] < 1.0
+
+
+@pytest.mark.parametrize("planner", ["two_stage", "as_published", "greedy"])
+def test_the_named_profile_needs_no_data_folder(planner, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STEPSERVE_DATA", str(tmp_path))
+    assert ask(f"{LOAD} --profile published --planner {planner}") == 0
+    text = capsys.readouterr().out
+    assert "H100" in text
+    assert "host overhead: 7.6 ms" in text
 
 
 @pytest.mark.parametrize(
-    ("options", "field"),
+    ("line", "option"),
     [
-        ({"rate": None}, "--rate"),
-        ({"arrivals": "uniform"}, "--arrivals"),
-        ({"arrivals": "poisson:2"}, "--arrivals"),
-        ({"arrivals": "gamma:wild"}, "--arrivals"),
-        ({"arrivals": "trace:nowhere.csv"}, "--arrivals"),
-        ({"requests": 0}, "--arrivals"),
-        ({"compare": ("fixed", "magic")}, "--compare"),
-        ({"dataset": "random"}, "--prompt-tokens"),
+        ("--rate 1 --prompt-tokens 9 --output-tokens 9", "--slo-s"),
+        (f"{LOAD} --nodes 0", "--nodes"),
+        (f"{LOAD} --headroom 0.5", "--headroom"),
+        (f"{LOAD} --thresholds 0.9 0.8", "--tokens-per-step"),
+        (f"{LOAD} --thresholds 0.8 0.9 --tokens-per-step 3 4", "--thresholds"),
+        (f"{LOAD} --block-tokens 0", "--block-tokens"),
+        (f"{LOAD} --overhead-ms -1", "--overhead-ms"),
+        (f"{LOAD} --tp 3", "--tp"),
+        (f"{LOAD} --gpus 3 --tp 2", "--tp"),
+        (f"{LOAD} --profile B200/llada-8b", "--profile"),
+        (f"{LOAD} --profile x=1", "--profile"),
+        (f"{LOAD} --profile 1=missing.json", "--profile"),
+        ("--rate -1 --prompt-tokens 9 --output-tokens 9 --slo-s 1", "--rate"),
+        ("--rate 1 --prompt-tokens 9000 --output-tokens 9 --slo-s 1", "--profile"),
+        ("--workload missing.toml", "--workload"),
+        (f"{LOAD} --workload missing.toml", "--prompt-tokens"),
+        (f"{LOAD} --json nowhere/out.json", "--json"),
     ],
 )
-def test_what_cannot_be_done_names_its_option(options, field):
-    with pytest.raises(FieldError) as error:
-        make_plan(config(**options))
-    assert error.value.field == field
+def test_a_wrong_option_is_named(line, option):
+    with pytest.raises(FieldError) as caught:
+        ask(line)
+    assert caught.value.field == option
 
 
-def test_a_burst_belongs_to_drawn_arrivals(trace):
-    with pytest.raises(FieldError, match="--burst"):
-        make_plan(config(arrivals=f"trace:{trace}", burst=(0.0, 1.0, 2.0)))
-    calm, busy = (
-        make_plan(config(burst=b, requests=None, duration_s=2.0)) for b in (None, (0.0, 2.0, 5.0))
-    )
-    assert len(busy.arrivals) > 2 * len(calm.arrivals)
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", "--workload"),
+        ("class = 1", "--workload"),
+        ("[[class]]\nprompt_tokens = 1\n", "--workload: class[0].output_tokens"),
+        ("[[class]]\nprompts = 1\n", "--workload: class[0].prompts"),
+        (
+            "[[class]]\nprompt_tokens = 1\noutput_tokens = 1\nslo_s = 0\nrate_per_s = 1\n",
+            "--workload: class[0].slo_s",
+        ),
+    ],
+)
+def test_a_wrong_workload_file_is_explained(text, field, tmp_path):
+    path = tmp_path / "classes.toml"
+    path.write_text(text)
+    with pytest.raises(FieldError) as caught:
+        ask(f"--workload {path}")
+    assert caught.value.field == field
 
 
-def test_policies_are_expressed_by_the_request():
-    def bounds(**options):
-        plan = make_plan(config(compare=("fixed", "deadline_fit"), **options))
-        return [tuple(body["dlm"].values()) for body in plan.variants.values()]
-
-    assert bounds() == [(0.9, 0.9), (0.9, 0.5)]
-    assert bounds(threshold=0.8, min_threshold=0.6) == [(0.8, 0.8), (0.8, 0.6)]
-
-
-def test_own_variants_join_the_compared_ones():
-    own = ("strict", {"slo": {"on_miss": "reject"}})
-    assert list(make_plan(config(compare=("fixed",), variant=[own])).variants) == [
-        "fixed",
-        "strict",
-    ]
-    assert make_plan(config()).variants == {"run": {}}
-
-
-def test_only_what_was_asked_for_is_sent():
-    assert request_fields(config(), JOB, None) == {"max_tokens": 32, "temperature": 0.0}
-    assert "slo" not in request_fields(config(slo_mode="none"), JOB, 0.5)
-    full = config(threshold=0.9, min_threshold=0.6, on_miss="reject", ignore_eos=True)
-    assert request_fields(full, JOB, 0.5) == {
-        "max_tokens": 32,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "slo": {"e2e_ms": 500.0, "on_miss": "reject"},
-        "dlm": {"confidence_threshold": 0.9, "min_confidence_threshold": 0.6},
-    }
-
-
-def test_unloaded_requests_have_no_deadline_and_pin_the_preferred_threshold():
-    fields = base_fields(config(threshold=0.8, min_threshold=0.6, on_miss="reject"), JOB)
-    assert "slo" not in fields
-    assert fields["dlm"] == {"confidence_threshold": 0.8, "min_confidence_threshold": 0.8}
-    assert "dlm" not in base_fields(config(min_threshold=0.6), JOB)
-
-
-def test_extra_body_reaches_nested_objects_and_wins_over_plain_fields():
-    chosen = config(body={"temperature": 0.5, "dlm": {"cache": "exact"}}, threshold=0.9)
-    fields = request_fields(chosen, JOB, None)
-    assert fields["temperature"] == 0.5
-    assert fields["dlm"] == {"cache": "exact", "confidence_threshold": 0.9}
-
-
-def test_merging_leaves_its_arguments_alone():
-    body = {"a": {"b": 1}, "c": 2}
-    assert merged(body, {"a": {"d": 3}, "c": {"e": 4}}) == {"a": {"b": 1, "d": 3}, "c": {"e": 4}}
-    assert body == {"a": {"b": 1}, "c": 2}
-
-
-def test_deadlines():
-    jobs = [JOB, Job("?", 32, 10)]
-    assert deadlines_s(config(), jobs, None) == [None, None]
-    assert deadlines_s(config(deadline_ms=250.0), jobs, None) == [0.25, 0.25]
-    assert deadlines_s(config(slo_multiple=3.0), jobs, 0.5) == [1.5, 1.5]
-    assert deadlines_s(config(slo_per_token_ms=50.0), jobs, None) == [1.0, 0.5]
+def test_a_degree_without_a_table_is_named(profiles):
+    with pytest.raises(FieldError, match="add 8=FILE"):
+        ask(f"{LOAD} --tp 8", *profiles)
