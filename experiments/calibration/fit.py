@@ -32,7 +32,7 @@ PUBLISHED = {  # attainment %, mean of the two fixed-threshold baselines (DiLaSe
     "dream-7b/mmlu-pro": (91.2, 71.4, 55.5, 48.3),
     "dream-7b/mbpp": (99.6, 81.4, 66.6, 50.3, 40.0),
 }
-ABLATION = {  # 4 GH200, deadline 10 s: requests/s -> attainment %, mean latency in s (B10)
+ABLATION = {  # 4 GH200, deadline 10 s: requests/s -> attainment %, mean s (DiLaServe B10)
     7.5: (92.0, 6.6),
     8.0: (27.1, 11.65),
     8.5: (8.5, 19.0),
@@ -164,7 +164,7 @@ def ship_steps() -> None:
     means = np.log(counts.mean(0)) - np.diag(factor @ factor.T) / 2
     fit = {
         "source": "joint log-normal fitted to the 1,319 published step counts (DiLaServe D2, "
-        "D3) by experiments/calibration/fit.py",
+        "DiLaServe D3) by experiments/calibration/fit.py",
         "thresholds": THRESHOLDS,
         "log_means": [round(float(m), 5) for m in means],
         "log_factor": [[round(float(x), 5) for x in row[: i + 1]] for i, row in enumerate(factor)],

@@ -21,7 +21,7 @@ async def test_official_client_streams_and_collects_the_same():
 
 
 async def test_shape_of_a_stream():
-    """Section 3.3: role first, one id and time, one finish reason, the summary last."""
+    """docs/api.md: role first, one id and time, one finish reason, the summary last."""
     events = stream_events(await Gateway(HELLO).chat(stream=True))
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas == [

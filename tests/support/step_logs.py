@@ -1,7 +1,7 @@
 """Synthetic step logs: requests of a known difficulty that their confidences tell of.
 
 DiLaServe C5: difficulty is lognormal with mean 1, steps per block follow the published
-tokens per step (B3), and masked positions are less confident the harder a request is.
+tokens per step (DiLaServe B3), and masked positions are less confident the harder a request is.
 """
 
 import math
@@ -40,7 +40,7 @@ def make_step(request, threshold):
 
 
 def summary(rng, limit, unmasked, difficulty):
-    """Five numbers over 8 positions: settled ones are sure, masked ones as C5 says."""
+    """Five numbers over 8 positions: settled ones are sure, masked ones as DiLaServe C5 says."""
     progress = unmasked / limit
     mean = min(0.95, max(0.05, 0.45 + 0.25 * progress - 0.5 * math.log(difficulty)))
     values = sorted(

@@ -1,9 +1,9 @@
 """When threshold caps are worked out, from what, and who is told.
 
-The rule itself is a policy (``threshold/load_caps`` and its siblings). Source: DiLaServe A2.2
-and B6. Caps are stale after an arrival, an end or a new forecast, and are worked out at most
-every ``every_s`` (B1: about once per second); the scheduler that owns this needs no timer,
-because nothing can have changed while it heard nothing.
+The rule itself is a policy (``threshold/load_caps`` and its siblings). Source: DiLaServe A2.2 and
+DiLaServe B6. Caps are stale after an arrival, an end or a new forecast, and are worked out at most
+every ``every_s`` (DiLaServe B1: about once per second); the scheduler that owns this needs no
+timer, because nothing can have changed while it heard nothing.
 """
 
 import math
@@ -18,7 +18,7 @@ from stepserve.core.protocols import CapPolicy, CostModel, Demand, StepProgram
 from .ledger import Ledger, RequestState
 
 BELIEVED = 0.7
-"""Share of the fastest predicted remaining time that is required of a deadline (B6)."""
+"""Share of the fastest predicted remaining time that is required of a deadline (DiLaServe B6)."""
 
 
 class LoadControl:
@@ -37,7 +37,7 @@ class LoadControl:
         self._level = 0
 
     def admit(self, state: RequestState) -> None:
-        """A new request starts at the lowest level handed out in the last update (B6).
+        """A new request starts at the lowest level handed out in the last update (DiLaServe B6).
 
         Deviations: a level, because candidates are the request's own; levels at a request's
         floor do not count unless all are, because that is where infeasible requests are.

@@ -1,6 +1,6 @@
 """When the cluster's tensor-parallel layout is planned, and how a plan is carried out.
 
-Source: DiLaServe A2.6 and B8. A plan is asked for periodically, on the arrivals since the
+Source: DiLaServe A2.6 and DiLaServe B8. A plan is asked for periodically, on the arrivals since the
 last one, with their rates raised by ``HEADROOM``. Its stages run one after another: the
 instances to stop drain (no new work; running requests leave at their next cut), are torn down, and
 each new instance is formed as soon as the GPUs it needs are free.
@@ -32,11 +32,11 @@ from stepserve.core.segment import ReleasePoint
 from .ledger import InstanceState, Ledger, RequestState
 
 HEADROOM = 1.5
-"""Planned arrival rate over measured arrival rate (B8)."""
+"""Planned arrival rate over measured arrival rate (DiLaServe B8)."""
 
 LENGTH_STEP = 256
-"""Prompt and output lengths of a workload class are rounded up to this (B8), or to a multiple
-of it: a solver's time grows with the classes, so there are at most ``MOST_CLASSES`` (ours)."""
+"""Prompt and output lengths of a workload class are rounded up to this (DiLaServe B8), or to a
+multiple of it: a solver's time grows with the classes, so there are at most ``MOST_CLASSES``."""
 
 MOST_CLASSES = 8
 

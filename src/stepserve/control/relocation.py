@@ -69,7 +69,7 @@ class Relocation:
         self._ledger = ledger
 
     def is_too_late(self, state: RequestState, now_s: float) -> bool:
-        """Whether its deadline is infeasible; with ``fcfs_drop`` its budget is what counts (B1)."""
+        """Whether its deadline is infeasible; ``fcfs_drop`` counts its budget (DiLaServe B1)."""
         slo_s = state.request.slo.e2e_s
         if slo_s is None or state.late:
             return False

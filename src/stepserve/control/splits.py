@@ -1,9 +1,9 @@
 """What becomes of a request's further segments when something happens to one of them.
 
-Source: DynaServe 3.6, 3.9. Who runs a request is settled between its instances (``handover``),
-and heard of when the one lets go or the other reports. Until then the books have it where
-it was; a loss is judged by what reached the frontend: a token that the predecessor could not have
-made says that the hand-over is done.
+Source: DynaServe 3.6, DynaServe 3.9. Who runs a request is settled between its instances
+(``handover``), and heard of when the one lets go or the other reports. Until then the books have it
+where it was; a loss is judged by what reached the frontend: a token that the predecessor could not
+have made says that the hand-over is done.
 """
 
 from dataclasses import replace

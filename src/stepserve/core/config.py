@@ -36,24 +36,24 @@ class SLOClass:
 
 @dataclass(frozen=True, slots=True)
 class TokenConfig:
-    """How causal (autoregressive) requests are scheduled; sections of DynaServe.
+    """How autoregressive requests are scheduled (DynaServe 3.3 to DynaServe 3.7).
 
-    Batches (3.3): ``tbt_s`` is the target between two tokens where the request has none,
+    Batches: ``tbt_s`` is the target between two tokens where the request has none,
     ``safety`` the share of it that a batch may take after ``overhead_s``; ``budget`` says what
     bounds a batch: ``fixed``, that target (as published), ``age``, what is left of it since each
     request's last token, or ``none``: ``chunk_tokens`` of prefill whatever is decoded.
     A prefill left out for ``starved_s`` gets ``least_chunk_tokens``. ``order`` of prefills:
     fcfs, priority, shortest or deadline; ``ttft``: respect targets of it, or ignore (published).
 
-    Placement (3.4, 3.5): ``cost`` is occupancy or elapsed, ``probes`` bounds the search, which
+    Placement: ``cost`` is occupancy or elapsed, ``probes`` bounds the search, which
     stops where both sides are within ``epsilon``; ``gain`` is the share of the request's own
-    time that a cut must save (DynaServe: 0.05); ``margin_tokens`` are added to the predicted
+    time that a cut must save (published: 0.05); ``margin_tokens`` are added to the predicted
     output length, ``least_segment_tokens`` bound a segment from below, ``pairs`` are looked at;
     ``cut``: at any token, at the prompt's end, or none. ``prefill_instances`` are those of
     ``disaggregated`` placement, where prompts that fit ``bypass_tokens`` are computed where they
     are decoded.
 
-    ``push`` (3.7): ``chunks`` while the predecessor computes, or ``serial``, all at the end.
+    ``push``: ``chunks`` while the predecessor computes, or ``serial``, all at the end.
     """
 
     tbt_s: float = 0.1
@@ -119,16 +119,16 @@ class ControlConfig:
     refreshes more than was asked.
     ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for fewer.
     ``starvation_batches``: a running request left out that often goes first.
-    ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
-    ``admitted_limit``: most requests placed at once, ``running_tokens``: most full-length
-    tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
+    ``predict_every_tokens``: newly settled tokens between forecasts (DiLaServe B5: 8).
+    ``admitted_limit``: most requests placed at once (DiLaServe B1), ``running_tokens``: most
+    full-length tokens placed on one instance (DiLaServe B7); 0: no such limit.
     ``caps_every_s``: least time between two updates of the threshold caps, ``utilisation``:
     share of the cluster's supply that they plan with.
     ``quality_points`` at ``quality_thresholds``: what ``marginal_caps`` weighs, linear in
-    between; by default the published accuracy of LLaDA-8B on GSM8K, made monotone (B3).
+    between; by default the published accuracy of LLaDA-8B on GSM8K, made monotone (DiLaServe B3).
     ``report_every_s``: how often an instance reports on its running requests. ``migration_gain``:
-    share by which a step must be faster elsewhere (C6). ``plan_every_s``: how often the layout
-    is planned, on the arrivals of that long.
+    share by which a step must be faster elsewhere (DiLaServe C6). ``plan_every_s``: how often the
+    layout is planned, on the arrivals of that long.
     """
 
     placement: str = "step_completion"

@@ -1,6 +1,7 @@
 """Which tokens a denoising step executes: the geometry shared by schedulers and offline runs.
 
-Source: DiLaServe B4 (executed tokens), C8 (cache modes), Part E 3 (what a refresh executes).
+Source: DiLaServe B4 (executed tokens), DiLaServe C8 (cache modes), DiLaServe E3 (what a refresh
+executes).
 """
 
 from stepserve.core.request import CacheMode, RefreshScope, Request

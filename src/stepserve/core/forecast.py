@@ -8,8 +8,8 @@ class StepForecast(NamedTuple):
     """Predicted remaining steps at each candidate threshold, highest threshold first.
 
     ``output_tokens`` is the expected total output length. ``at_steps`` is how many steps the
-    request had run when the forecast was made; steps run since are subtracted (DiLaServe
-    B5: subtract 1 a step between refreshes).
+    request had run when the forecast was made; steps run since are subtracted, one each
+    (DiLaServe B5).
     """
 
     thresholds: tuple[float, ...]

@@ -2,7 +2,7 @@
 
 The planner is asked periodically with a ``PlanProblem`` (what the cluster is, what arrives, how
 long steps take) and answers with a ``ClusterPlan``; ``stages`` says how to get there
-(DiLaServe's two-stage reconfiguration, DiLaServe A2.6 and B8).
+(DiLaServe's two-stage reconfiguration, DiLaServe A2.6 and DiLaServe B8).
 """
 
 import itertools
@@ -155,7 +155,7 @@ class Stage:
 
 
 def stages(present: tuple[Slot, ...], target: tuple[Slot, ...]) -> tuple[Stage, ...]:
-    """The changes from one layout to another, as stages to run one after another (B8).
+    """The changes from one layout to another, as stages to run one after another (DiLaServe B8).
 
     A stage is a connected component of stopped and started instances that share a GPU; a
     start waits for the stops it overlaps. Unchanged instances are in no stage. Stages ascend

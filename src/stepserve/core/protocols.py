@@ -117,7 +117,7 @@ class SegmentCost(Protocol):
     """Predicts how long an instance is busy with what it holds (DynaServe 3.4)."""
 
     def seconds(self, held: Sequence[Work], added: Work | None, spec: InstanceSpec) -> float:
-        """Seconds until everything is done, with ``added`` if given (T of 3.5)."""
+        """Seconds until everything is done, with ``added`` if given (T of DynaServe 3.5)."""
         ...
 
     def tbt_s(self, held: Sequence[Work], added: Work | None, spec: InstanceSpec) -> float:
@@ -209,7 +209,7 @@ class Demand:
 
     @property
     def tokens(self) -> tuple[float, ...]:
-        """Tokens still to be executed at each threshold (``demand`` of B6)."""
+        """Tokens still to be executed at each threshold (``demand`` of DiLaServe B6)."""
         pairs = zip(self.heavy, self.light, strict=True)
         return tuple(h * self.heavy_tokens + n * self.light_tokens for h, n in pairs)
 

@@ -16,7 +16,7 @@ class Family(StrEnum):
 
 
 class OnMiss(StrEnum):
-    """What to do when a deadline cannot be met at the preferred threshold (api.md 4.2)."""
+    """What to do when a deadline cannot be met at the preferred threshold (docs/api.md)."""
 
     DEGRADE = "degrade"  # lower the threshold down to the floor, then best effort
     BEST_EFFORT = "best_effort"  # keep the preferred threshold, be late
@@ -40,7 +40,7 @@ class CacheMode(StrEnum):
 class RefreshScope(StrEnum):
     """What a recompute step executes of a request whose prompt has keys and values already.
 
-    Source: DiLaServe Part E 3. The prompt's keys and values change little while the output
+    Source: DiLaServe E3. The prompt's keys and values change little while the output
     is denoised, and dLLM-Cache refreshes them far less often; here they are computed once per
     instance, by the first step on it.
     """

@@ -10,13 +10,13 @@ cells seconds are linear in each. Deviations:
 - A batch teaches all cells around it: their ratios move so that the prediction moves by the
   learning rate (normalised least mean squares). The nearest cell alone would be off by up to half
   the distance to the next.
-- Query-key pairs beyond those of one prompt from its start (``pctx`` of 3.2) cost a rate of
-  their own, which is learned too.
+- Query-key pairs beyond those of one prompt from its start (``pctx`` of DynaServe 3.2) cost a rate
+  of their own, which is learned too.
 - Monotone repair tells cells seen from others: the former are made to rise by a running maximum,
   the latter are held between the former. A running maximum over all would lift what was measured
   to what was guessed wherever time is flat.
-- The cache of 3.2 is the repaired grid itself, and beside it the probes asked since it was made:
-  it is made anew when a cell moves by 5 %, and at least every ``SHOW_EVERY`` batches.
+- The cache of DynaServe 3.2 is the repaired grid itself, and beside it the probes asked since it
+  was made: it is made anew when a cell moves by 5 %, and at least every ``SHOW_EVERY`` batches.
 - Of seconds 5 times the predicted ones, ``DROPPED_IN_A_ROW`` are dropped, the next is taken: a
   roofline that is that wrong must heal.
 - What is kept between two runs of a server are measured batches (``BatchProfile``), not cells:

@@ -4,9 +4,9 @@ One model answers for all thresholds: it is asked once per candidate, with the t
 feature. Its plain sibling is ``MeanYield``. ``boosted_fit`` trains it; serving needs only the
 shared library of LightGBM, called directly: its Python layer takes longer than the trees.
 
-Deviations: predictions are clipped to what is possible (C5); shares are of the reach (see
+Deviations: predictions are clipped to what is possible (DiLaServe C5); shares are of the reach (see
 ``features``); a second, equal model foretells the output length where requests end by
-themselves; and a running correction may heal a model that is wrong (Part E 6).
+themselves; and a running correction may heal a model that is wrong (DiLaServe E6).
 """
 
 import bisect

@@ -4,7 +4,7 @@ The published features, eleven, in an order of our own: a *feature set* is the f
 them, so that the study of feature sets needs no second code path.
 
 Deviation: the published requests always run to their full output length; ours may end at an
-end-of-text token (DiLaServe Part E 5), where the limit is known and the end is not. All
+end-of-text token (DiLaServe E5), where the limit is known and the end is not. All
 shares are therefore of the **reach**: the output limit, or, of a model whose requests mostly
 end by themselves, at most the mean output length of those. Without early ends the reach is
 the published output length. The feature "output length" stays the limit.
@@ -121,10 +121,10 @@ class TrainingRows:
 def training_rows(log: StepRows) -> TrainingRows:
     """Keep the requests that say how many steps the model needs at one fixed threshold.
 
-    Left out, and counted: requests whose start or end is not in the log or that did not end
-    by themselves (``incomplete``), those whose threshold changed (B5), and those whose steps
-    were cut short by the client's own caps (several tokens forced at once; ours). Raises
-    FieldError (``log``) if fewer than 50 requests remain.
+    Left out, and counted: requests whose start or end is not in the log or that did not end by
+    themselves (``incomplete``), those whose threshold changed (DiLaServe B5), and those whose steps
+    were cut short by the client's own caps (several tokens forced at once; ours). Raises FieldError
+    (``log``) if fewer than 50 requests remain.
     """
     starts = np.flatnonzero(np.diff(log.request, prepend=-1))
     counts = np.diff(starts, append=len(log.request))
@@ -159,7 +159,7 @@ def training_rows(log: StepRows) -> TrainingRows:
 
 
 def split(rows: TrainingRows, seed: int, share: float = 0.8) -> tuple[TrainingRows, TrainingRows]:
-    """Two parts that share no request; the first has ``share`` of the requests (B5: 80/20)."""
+    """Two parts that share no request; the first has ``share`` of them (DiLaServe B5: 80/20)."""
     ids = np.random.default_rng(seed).permutation(np.unique(rows.rows.request))
     first = np.isin(rows.rows.request, ids[: round(share * len(ids))])
     return rows.part(first), rows.part(~first)

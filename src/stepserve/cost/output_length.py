@@ -21,7 +21,7 @@ from stepserve.core.step import Step, StepOutcome
 
 LEARNING_RATE = 0.02
 FIRST = 4.0  # requests that a class's start counts for
-LEAST_LEFT, LEFT_SHARE = 32.0, 0.1  # of a request that outlived its forecast (3.6, over-run)
+LEAST_LEFT, LEFT_SHARE = 32.0, 0.1  # of a request that outlived its forecast (DynaServe 3.6)
 
 
 def forecast_of(

@@ -1,6 +1,6 @@
 """Seconds of a batch of autoregressive steps from a model's shape: what a table starts from.
 
-Source: DynaServe 3.2 (the formula) and 2.3 (the constants of the published models).
+Source: DynaServe 3.2 (the formula) and DynaServe 2.3 (the constants of the published models).
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ QWEN = {  # parameters, layers, hidden, bytes of keys and values per token
 
 
 def roofline_on_a100(model: str, tp: int = 1) -> Roofline:
-    """A published model in 16 bits on ``tp`` A100 (2.3: 55 % and 80 % of the peaks).
+    """A published model in 16 bits on ``tp`` A100 (DynaServe 2.3: 55 % and 80 % of the peaks).
 
     Raises FieldError (``model``) for one that is not known.
     """

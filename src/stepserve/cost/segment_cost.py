@@ -166,7 +166,7 @@ class _Segments:
         return self._cost.step_time_s(prefill + decodes, rows, spec, mix)
 
     def _budget(self, decodes: int, context: float, spec: InstanceSpec) -> int:
-        """Prefill tokens that fit beside the decodes (M of 3.3), in whole pages.
+        """Prefill tokens that fit beside the decodes (M of DynaServe 3.3), in whole pages.
 
         ``least_chunk_tokens`` where nothing fits: prefill that starves is let in by that much.
         Contexts are told apart by 256 tokens.

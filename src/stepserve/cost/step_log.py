@@ -2,7 +2,7 @@
 
 Any run can write it, live, simulated or offline: ``StepLog.note`` takes what
 ``StepPredictor.learn`` takes. A row says how far the request was *before* the step and what
-the step did. Source: DiLaServe B5 (step logs) and B4 (the confidence summary); prompt
+the step did. Source: DiLaServe B5 (step logs) and DiLaServe B4 (the confidence summary); prompt
 tokens, forced tokens and the reason of the end are ours.
 
 The file is gzipped CSV: a version line, a line of column names, then the rows in the order

@@ -1,11 +1,11 @@
 """How long a batch takes, from measured tables that heal themselves.
 
 The key is the number of tokens executed in the batch, rounded up to the next profiled size
-(DiLaServe B2 and D9: profiles are jagged, so they are neither interpolated nor smoothed).
+(DiLaServe B2 and DiLaServe D9: profiles are jagged, so they are neither interpolated nor smoothed).
 Beyond the largest size the last entry is scaled in proportion. A host overhead per step and per
-further row, which profiles of the forward pass alone do not contain, is added (D5). Observed
-batches correct the table: a common factor learns that the machine is faster or slower than the
-profiled one, a factor per size learns the rest (Part E 6).
+further row, which profiles of the forward pass alone do not contain, is added (DiLaServe D5).
+Observed batches correct the table: a common factor learns that the machine is faster or slower than
+the profiled one, a factor per size learns the rest (DiLaServe E6).
 """
 
 import bisect

@@ -59,7 +59,7 @@ class StreamOptions(_Open):
 
 
 class SLOFields(_Closed):
-    """``slo``: latency targets of this request (api.md). Milliseconds."""
+    """``slo``: latency targets of this request (docs/api.md). Milliseconds."""
 
     slo_class: str | None = Field(default=None, validation_alias="class")
     e2e_ms: Positive | None = None
@@ -73,7 +73,7 @@ class SLOFields(_Closed):
 
 
 class DLMFields(_Closed):
-    """``dlm``: how a diffusion model denoises this request (api.md)."""
+    """``dlm``: how a diffusion model denoises this request (docs/api.md)."""
 
     confidence_threshold: float | None = None
     min_confidence_threshold: float | None = None

@@ -1,4 +1,4 @@
-"""Stage 1 of the planner: how many instances of each TP degree (DiLaServe B8, C7).
+"""Stage 1 of the planner: how many instances of each TP degree (DiLaServe B8, DiLaServe C7).
 
 In steady state every request of class k runs ``heavy`` (recompute) and ``light`` (cached) steps.
 The program chooses at which threshold each step runs, on which degree, and how large the
@@ -6,8 +6,8 @@ batches of each kind are on each degree. Batch size is the trade: a large batch 
 and makes every step of it slow. Objectives, one after another: highest mean threshold; most
 slack; fewest instances.
 
-Linear by C7: a column ``work`` counts the steps of one class run in one size of batch on one
-degree, and is zero unless that size was chosen. Deviations from the published program:
+Linear by DiLaServe C7: a column ``work`` counts the steps of one class run in one size of batch on
+one degree, and is zero unless that size was chosen. Deviations from the published program:
 
 - Constraint 8 counts one *recompute* per block. The artifact fixes the number of *cached* steps
   instead, which makes nearly all steps expensive; ``StepSplit.AS_PUBLISHED`` does the same.
@@ -16,7 +16,7 @@ degree, and is zero unless that size was chosen. Deviations from the published p
 - The SLO is a hard row. ``late=True`` turns the order round for an SLO that nothing can meet:
   least lateness, then threshold (the newer artifact lets slack go negative below threshold).
 - Blocks are rounded up; a batch holds at least one whole step of either kind; a step settles at
-  most the block. Cached steps in prefix mode execute half the output (B8).
+  most the block. Cached steps in prefix mode execute half the output (DiLaServe B8).
 """
 
 from collections import Counter
@@ -66,7 +66,7 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class CapacityIlp:
-    """``gap`` and ``time_limit_s`` hold for each of the three solves (B1: 1 %, 20 s)."""
+    """``gap`` and ``time_limit_s`` hold for each of the three solves (DiLaServe B1: 1 %, 20 s)."""
 
     split: StepSplit = StepSplit.CORRECTED
     batch_tokens: tuple[int, ...] = BATCH_SIZES

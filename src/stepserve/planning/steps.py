@@ -1,7 +1,7 @@
 """What a request of a class costs: its steps of each kind, and the tokens that they execute.
 
 Heavy steps recompute all keys and values, one per block; light steps reuse them. Without a
-cache all steps are heavy (DiLaServe B4, C8), of a block-causal model the first alone.
+cache all steps are heavy (DiLaServe B4, DiLaServe C8), of a block-causal model the first alone.
 """
 
 import bisect
@@ -43,7 +43,7 @@ def step_counts(problem: PlanProblem, c: WorkloadClass, tokens: float) -> tuple[
 
 
 def step_s(table: tuple[tuple[int, float], ...], tokens: float) -> float:
-    """Seconds at the next profiled size (B2: profiles are jagged, never smoothed).
+    """Seconds at the next profiled size (DiLaServe B2: profiles are jagged, never smoothed).
 
     Infinite beyond the table.
     """

@@ -17,7 +17,7 @@ from .transition_ilp import TransitionIlp
 
 @dataclass(frozen=True, slots=True)
 class TwoStagePlanner:
-    """``gain``: least relative improvement worth a reconfiguration (B8: 10 %)."""
+    """``gain``: least relative improvement worth a reconfiguration (DiLaServe B8: 10 %)."""
 
     capacity: CapacityIlp = field(default_factory=CapacityIlp)
     transition: TransitionIlp = field(default_factory=TransitionIlp)

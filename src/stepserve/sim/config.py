@@ -56,11 +56,11 @@ class System:
 
     ``predictor``: ``mean`` (yields of the model), ``boosted`` (trees trained on simulated step
     logs), ``oracle`` (the truth). ``learn_steps``: whether schedulers correct their step table.
-    ``kv_tokens``: positions of keys and values that fit beside the weights of one GPU: 80 GB
-    less 16 GB, at 0.5 MB each (DiLaServe C1). ``admitted_per_gpu`` sets
-    ``control.admitted_limit`` from the cluster's size, at least 50 (B1: 50 at 4 GPUs, 100 at
-    16); 0 for none. ``accuracy_points_lost``: percentage points that the request's refresh options
-    cost where they are made use of throughout, measured elsewhere, taken off the accuracy proxy.
+    ``kv_tokens``: positions of keys and values that fit beside the weights of one GPU: 80 GB less
+    16 GB, at 0.5 MB each (DiLaServe C1). ``admitted_per_gpu`` sets ``control.admitted_limit`` from
+    the cluster's size, at least 50 (DiLaServe B1: 50 at 4 GPUs, 100 at 16); 0 for none.
+    ``accuracy_points_lost``: percentage points that the request's refresh options cost where they
+    are made use of throughout, measured elsewhere, taken off the accuracy proxy.
     """
 
     control: ControlConfig = field(default_factory=ControlConfig)

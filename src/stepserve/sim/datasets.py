@@ -1,7 +1,8 @@
 """The published workloads: lengths and arrivals of requests, latencies their deadlines are of.
 
-Source: DiLaServe B1 and C9 (data sets, bases, multiples), D6 (Poisson arrivals), D7 (the
-2-hour curve). The numbers are in ``data/workloads.json``. Deviations and estimates:
+Source: DiLaServe B1 and DiLaServe C9 (data sets, bases, multiples), DiLaServe D6 (Poisson
+arrivals), DiLaServe D7 (the 2-hour curve). The numbers are in ``data/workloads.json``. Deviations
+and estimates:
 
 - Prompt lengths of MMLU-Pro and MBPP are not published: characters of the public texts at 3.2
   per token (2.85 fits GSM8K, full of digits; plain English has about 4). Lengths spread
@@ -87,7 +88,7 @@ def published_requests(dataset: str) -> int:
 def poisson(
     dataset: str, rate_per_s: float, requests: int, seed: int, cv: float = 1.0
 ) -> tuple[SimRequest, ...]:
-    """A load sweep's requests at a total rate; ``cv`` 0 gives constant gaps (C9.3)."""
+    """A load sweep's requests at a total rate; ``cv`` 0 gives constant gaps (DiLaServe C9.3)."""
     rng = np.random.default_rng([seed, ARRIVALS])
     arrivals = renewal(RateCurve.constant(rate_per_s), cv, rng, requests=requests)
     return requests_of(dataset, arrivals, seed)

@@ -7,7 +7,7 @@ from stepserve.core.errors import FieldError
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """From asking for something to having it (DiLaServe C6, C7, C9).
+    """From asking for something to having it (DiLaServe C6, DiLaServe C7, DiLaServe C9).
 
     ``message_s`` is one way between schedulers; ``predict_s`` covers asking and answering;
     ``detect_s`` passes between the loss of an instance and the news of it; ``rebuild_s`` until

@@ -1,10 +1,11 @@
 """A predictor that knows how long an output gets, exactly or give or take a normal error.
 
-Source: DynaServe 3.6 (oracle, and oracle + N(0, sigma) for the sensitivity test) and 1.3.
+Source: DynaServe 3.6 (oracle, and oracle + N(0, sigma) for the sensitivity test) and DynaServe 1.3.
 The error of a request is drawn once, and is the same for every system and order of events.
 
 Deviation: the answer is not limited by the request's ``max_output_tokens``. In experiments that
-limit *is* the length, so that reservations are exact (3.10.3), and would hide every error upward.
+limit *is* the length, so that reservations are exact (DynaServe 3.10.3), and would hide every error
+upward.
 """
 
 import math
@@ -22,7 +23,7 @@ from .token_rows import TokenRows
 LEAST_LEFT_TOKENS = 32
 LEAST_LEFT_SHARE = 0.1
 """What an output that outgrew its prediction is expected to still bring: the larger of 32
-tokens and a tenth of what it has (3.6)."""
+tokens and a tenth of what it has (DynaServe 3.6)."""
 
 
 class KnownLengths(StepPredictor):

@@ -1,7 +1,7 @@
 """The workloads of autoregressive models: prompt and output lengths, and Poisson arrivals.
 
-Source: DynaServe 1.7 and 3.10.2-3. The published statistics of lengths are unknown; ours are
-in docs/simulator.md. What is not what its name says:
+Source: DynaServe 1.7, DynaServe 3.10.2 and DynaServe 3.10.3. The published statistics of lengths
+are unknown; ours are in docs/simulator.md. What is not what its name says:
 
 - ``burstgpt`` is composed: rows of BurstGPT were not obtainable, so lengths are those of Azure's
   2023 conversation trace, scaled to BurstGPT's mean total (853 tokens a request) and to the

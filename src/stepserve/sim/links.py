@@ -1,8 +1,8 @@
 """The network between instances, as chunks of keys and values see it.
 
-Source: DynaServe 2.3 (one 200 Gbps card per instance: 25 GB/s) and 3.7. Every instance has
-one card that sends and receives at full rate at once. Chunks between two instances go one
-after the other, in the order of their sending; those of different pairs share the cards.
+Source: DynaServe 2.3 (one 200 Gbps card per instance: 25 GB/s) and DynaServe 3.7. Every instance
+has one card that sends and receives at full rate at once. Chunks between two instances go one after
+the other, in the order of their sending; those of different pairs share the cards.
 
 Deviations from a real network: a transfer gets the equal share of the busier of its two cards,
 so a share that another transfer cannot use is lost (max-min fairness would pass it on); rates

@@ -1,16 +1,16 @@
 """How many steps a simulated request truly needs, and what each step settles.
 
-Source: the published per-request step counts (DiLaServe D2, D3) and the confidence summary
-a step reports (B4, C5). A request draws its five step counts, at thresholds 0.9 to 0.5,
-jointly: for one request in four a lower threshold is *not* faster. The counts are split over
-the blocks; a step at a threshold advances its block by one over the block's count there, so a
-constant threshold takes exactly the drawn steps, and mixing thresholds inside a request
-reproduces the published mixed curve (B3).
+Source: the published per-request step counts (DiLaServe D2, DiLaServe D3) and the confidence
+summary a step reports (DiLaServe B4, DiLaServe C5). A request draws its five step counts, at
+thresholds 0.9 to 0.5, jointly: for one request in four a lower threshold is *not* faster. The
+counts are split over the blocks; a step at a threshold advances its block by one over the block's
+count there, so a constant threshold takes exactly the drawn steps, and mixing thresholds inside a
+request reproduces the published mixed curve (DiLaServe B3).
 
 What is assumed, because nobody published it:
 
 - Blocks of a request differ by ``block_sigma`` (log scale) and neighbours resemble each other,
-  so that progress alone foretells the rest as badly as published (B5).
+  so that progress alone foretells the rest as badly as published (DiLaServe B5).
 - Inside a block tokens settle evenly (the published samples are bursty, without a trend).
 - Confidence of masked positions falls with the difficulty of what is left, seen through a
   noise that is redrawn per block, tuned to the published error with confidence.
@@ -34,7 +34,7 @@ from stepserve.sim.data import data_file, facts
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 MEAN_STEPS = (85.70, 67.05, 54.08, 44.83, 38.65)
-"""Published means for 256 tokens in blocks of 32 (D2), in the order of ``THRESHOLDS``."""
+"""Published means for 256 tokens in blocks of 32 (DiLaServe D2), in the order of ``THRESHOLDS``."""
 COUNTED_TOKENS = 256
 BLOCK_MEMORY = 0.7
 """Correlation of the log difficulty of neighbouring blocks."""

@@ -1,7 +1,7 @@
 """What a step takes on the published hardware: step tables, and the host time beside them.
 
-Source: DiLaServe B2 (profiles), D1 (the coherent set), D5 (host overhead), D9 (round up, do
-not smooth). Deviations, each named in the profile's ``source``:
+Source: DiLaServe B2 (profiles), DiLaServe D1 (the coherent set), DiLaServe D5 (host overhead),
+DiLaServe D9 (round up, do not smooth). Deviations, each named in the profile's ``source``:
 
 - Dream-7B was measured at TP1 only; TP2 and TP4 are its TP1 times divided by LLaDA-8B's
   speed-ups at the same size.

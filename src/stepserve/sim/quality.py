@@ -2,11 +2,11 @@
 
 A proxy, never a measured accuracy: results that carry it say ``accuracy_kind="proxy"``.
 
-Source: DiLaServe B3 (accuracy at fixed thresholds), D4 (what each third of a request
-contributes), C9.6 (the plain variant by mean threshold). Ours: a token settled at a threshold
-takes the share of accuracy that the threshold takes when used throughout, weighted by the
-third of the output it lies in. Averaging over tokens, not the threshold, is what reproduces
-the published curve of two thresholds mixed within a request to half a point.
+Source: DiLaServe B3 (accuracy at fixed thresholds), DiLaServe D4 (what each third of a request
+contributes), DiLaServe C9.6 (the plain variant by mean threshold). Ours: a token settled at a
+threshold takes the share of accuracy that the threshold takes when used throughout, weighted by the
+third of the output it lies in. Averaging over tokens, not the threshold, is what reproduces the
+published curve of two thresholds mixed within a request to half a point.
 
 Deviations: 0.8 counts as harmless and the first third as free, where the published numbers
 are slightly better than harmless, within their noise. Only GSM8K on LLaDA-8B has a published

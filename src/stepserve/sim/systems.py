@@ -1,10 +1,10 @@
 """The systems that experiments compare, by name.
 
-The published ones are as their artifact runs them (DiLaServe B1, B6, B7, B9): all running requests
-in every batch, residency bounded by 8,192 full-length tokens, at most 100 admitted requests on
-16 GPUs, first come first served. (Their rule that drops those whose deadline passed in the
-queue, ``fcfs_drop``, acts in the published 2-hour run, but not in the ablations, whose mean
-latencies reach 29 s at a deadline of 10 s.)
+The published ones are as their artifact runs them (DiLaServe B1, DiLaServe B6, DiLaServe B7,
+DiLaServe B9): all running requests in every batch, residency bounded by 8,192 full-length tokens,
+at most 100 admitted requests on 16 GPUs, first come first served. (Their rule that drops those
+whose deadline passed in the queue, ``fcfs_drop``, acts in the published 2-hour run, but not in the
+ablations, whose mean latencies reach 29 s at a deadline of 10 s.)
 
 The ``stepserve`` ones bound residency by places and KV pages, batch by deadline, and, where
 there is no slack, refresh the keys and values of the output alone, every second block. What that
@@ -128,4 +128,4 @@ SYSTEMS = {
     ),
 }
 """Name -> system. The published load sweeps are re-run with the three candidate thresholds of
-the artifact's benchmark configs, the 2-hour run with its five (B1)."""
+the artifact's benchmark configs, the 2-hour run with its five (DiLaServe B1)."""

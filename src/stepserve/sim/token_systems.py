@@ -6,9 +6,9 @@ N beside all decodes, ``disaggregated-XpYd`` prefills on X instances and decodes
 own isolate one part each: ``colocated-budget`` has the local scheduler of ``dynaserve`` alone,
 ``disaggregated-bypass`` computes short prompts where they are decoded.
 
-``dynaserve`` is the published system as far as it is known, with the fill-ins of DynaServe
-Part 3; the others of its name change one thing. ``stepserve`` is ours: the budget of a batch is
-what is left since each request's last token, TTFT targets count, prefills go by deadline.
+``dynaserve`` is the published system as far as it is known, with our fill-ins where it is not
+(docs/papers.md); the others of its name change one thing. ``stepserve`` is ours: the budget of a
+batch is what is left since each request's last token, TTFT targets count, prefills go by deadline.
 """
 
 from dataclasses import replace

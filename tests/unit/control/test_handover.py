@@ -1,6 +1,6 @@
 """Hand-overs, one story each: the sunny day, and every row of the failure table.
 
-Source: DynaServe 3.6, 3.7, 3.9.
+Source: DynaServe 3.6, DynaServe 3.7, DynaServe 3.9.
 """
 
 import pytest

@@ -39,7 +39,7 @@ def test_a_plan_is_asked_for_once_a_period_on_what_arrived():
     (asked,) = of(c.arrive("late"), SolvePlan)
     (row,) = asked.problem.classes
     assert (row.prompt_tokens, row.output_tokens, row.slo_s) == (256, 256, 9.0)
-    assert row.rate_per_s == 1.5 * 1 / 10.0, "headroom of B8"
+    assert row.rate_per_s == 1.5 * 1 / 10.0, "headroom of DiLaServe B8"
     assert asked.problem.present == tuple(s.slot for s in SPECS)
     c.now_s = 25.0
     assert not of(c.arrive("while it is solved"), SolvePlan)

@@ -175,7 +175,7 @@ def test_added_work_never_takes_less_than_a_part_of_it(held, added, more, model)
 @given(loads, st.integers(1, 8000), st.integers(1, 1500), st.data())
 @settings(max_examples=100, deadline=None)
 def test_a_later_cut_costs_the_first_side_more_and_the_second_less(held, prompt, output, data):
-    """What the bisection of 3.5 relies on, with tables learned from a noisy machine."""
+    """What the bisection of DynaServe 3.5 relies on, with tables learned from a noisy machine."""
     cost = Occupancy(data.draw(st.sampled_from(TABLES)), CONFIG, LINK)
     early, late = sorted(data.draw(st.tuples(*[st.integers(0, prompt + output)] * 2)))
     (a, b), (c, d) = cut(prompt, output, early), cut(prompt, output, late)

@@ -96,7 +96,7 @@ def oracle(asked, sizes, split):
 @pytest.mark.parametrize(
     ("classes", "cache", "split", "nodes", "sizes"),
     [
-        # All 35 layouts, with light and heavy load, a tight SLO, and both readings of row 8.
+        # All 35 layouts, with light and heavy load, a tight SLO, and both readings of constraint 8.
         ((gsm8k(3.0),), CacheMode.DUAL, StepSplit.CORRECTED, 4, (160, 4096)),
         ((gsm8k(27.0, slo_s=6.0),), CacheMode.DUAL, StepSplit.CORRECTED, 4, SIZES),
         (sharegpt(2.0)[:2], CacheMode.DUAL, StepSplit.AS_PUBLISHED, 4, (1024, 4096)),

@@ -125,7 +125,7 @@ def layouts_over(rates_per_s, planner, slo_s=12.5):
 
 
 def test_published_pattern_of_layouts_over_the_trace():
-    """DiLaServe C10 row 15: TP 4 in the low-load phase only; windows of the 2-hour curve.
+    """DiLaServe C10, row 15: TP 4 in the low-load phase only; windows of the 2-hour curve.
 
     Only the artifact's reading of constraint 8 gives it: with it cached steps cost as much as
     recompute steps, which a TP group runs faster.
@@ -150,7 +150,7 @@ def test_with_cheap_cached_steps_a_tight_slo_asks_for_tp4_at_low_load_only():
 
 @pytest.mark.parametrize(("rate", "tp4"), [(0.25, True), (0.5, True), (1.5, False), (2.0, False)])
 def test_published_crossing_of_two_tp4_and_eight_tp1(rate, tp4):
-    """DiLaServe C10 row 14, without cache: 2 x TP 4 is faster up to 1.0 .. 1.25 requests/s.
+    """DiLaServe C10, row 14, without cache: 2 x TP 4 is faster up to 1.0 .. 1.25 requests/s.
 
     Planned with headroom, the change comes at a 1.5 times lower rate.
     """

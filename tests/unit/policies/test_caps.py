@@ -1,4 +1,4 @@
-"""Load control: what fits, who is lowered first, who never is (DiLaServe B6, C4)."""
+"""Load control: what fits, who is lowered first, who never is (DiLaServe B6, DiLaServe C4)."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ SUPPLY = 10.0 * tokens_per_s(COST, SPECS[0], 8192, DiffusionOptions())
 
 
 def test_the_published_rate_of_an_h100():
-    """D1: 20,451 tokens/s with the whole profile; five nominal requests in step."""
+    """DiLaServe D1: 20,451 tokens/s with the whole profile; five nominal requests in step."""
     assert tokens_per_s(COST, SPECS[0], 8192, DiffusionOptions()) == pytest.approx(20_451, rel=0.03)
 
 
@@ -125,7 +125,7 @@ def demands(draw):
 
 @given(demands(), st.floats(5.0, 20.0))
 def test_demand_at_the_caps_fits_or_everybody_is_at_the_floor(rows, now_s):
-    """The invariant of C4, over those that can be lowered."""
+    """The invariant of DiLaServe C4, over those that can be lowered."""
     caps = load_caps().caps(rows, SPECS, now_s)
     used = sum(r.tokens[THRESHOLDS.index(c)] for r, c in zip(rows, caps, strict=True))
     lowered = [c == 0.5 for r, c in zip(rows, caps, strict=True) if r.request.slo.e2e_s]

@@ -1,4 +1,4 @@
-"""Caps by marginal quality per second of load (DiLaServe Part E 4)."""
+"""Caps by marginal quality per second of load (DiLaServe E4)."""
 
 import itertools
 from dataclasses import replace
@@ -23,7 +23,7 @@ H100 = StepProfile(SIZES, (0.0122, 0.0126, 0.0437, 0.2266, 0.2507), "DiLaServe B
 COST = StepTable({1: H100})
 SPECS = [InstanceSpec(InstanceId("i0"), 1, 4096, 16, 32)]
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
-STEPS = (78.63, 60.92, 48.72, 40.16, 34.92)  # B3
+STEPS = (78.63, 60.92, 48.72, 40.16, 34.92)  # DiLaServe B3
 POINTS = (78.6, 78.6, 77.0, 71.7, 65.9)
 PLAN = {"margin": 0.9, "utilisation": 1.0}
 POLICY = MarginalCaps(COST, quality=tuple(zip(THRESHOLDS, POINTS, strict=True)), **PLAN)

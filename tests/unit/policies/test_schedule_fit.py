@@ -1,4 +1,4 @@
-"""Schedules: early thirds are lowered first; monotone as ``deadline_fit`` is (Part E 2)."""
+"""Schedules: early thirds are lowered first; monotone as ``deadline_fit`` is (DiLaServe E2)."""
 
 from hypothesis import given
 from hypothesis import strategies as st

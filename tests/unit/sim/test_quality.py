@@ -16,10 +16,10 @@ thresholds = st.floats(0.3, 1.0)
 thirds = st.tuples(thresholds, thresholds, thresholds)
 
 MIXED = {0.9: 72.6, 0.7: 73.2, 0.5: 74.3, 0.4: 75.7, 0.2: 76.3, 0.1: 77.7}
-"""Published accuracy when a share of the steps runs at 0.6 and the rest at 0.9 (B3)."""
+"""Published accuracy when a share of the steps runs at 0.6 and the rest at 0.9 (DiLaServe B3)."""
 STAGES = {"555": 65.0, "559": 73.0, "595": 69.5, "599": 80.5}
 STAGES |= {"955": 66.5, "959": 71.5, "995": 69.0, "999": 79.0}
-"""Published accuracy by the threshold of each third, 5 for 0.5 and 9 for 0.9 (D4)."""
+"""Published accuracy by the threshold of each third, 5 for 0.5 and 9 for 0.9 (DiLaServe D4)."""
 
 
 def relative(threshold_of_third):
@@ -40,7 +40,7 @@ def test_fixed_thresholds_lose_what_was_published():
 
 def test_mixing_loses_what_was_published():
     for share, points in MIXED.items():
-        low, high = share * 6.37, (1 - share) * 3.26  # tokens per step at 0.6 and 0.9 (B3)
+        low, high = share * 6.37, (1 - share) * 3.26  # tokens per step: DiLaServe B3
         mean_loss = loss(0.6) * low / (low + high)
         proxy = accuracy_proxy(*GSM8K, [mean_loss] * 3) / base_accuracy(*GSM8K)
         assert 78.6 * proxy == pytest.approx(points, abs=1.1)

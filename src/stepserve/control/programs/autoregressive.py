@@ -109,7 +109,8 @@ class AutoregressiveProgram:
     def kv_tokens(self, request: Request) -> int:
         """Prompt and output limit: pages are reserved once and never taken back.
 
-        Deviation from 3.7, which reserves by the predicted length: nothing has to be preempted.
+        Deviation from DynaServe 3.7, which reserves by the predicted length: nothing has to be
+        preempted.
         """
         return request.prompt_tokens + request.max_output_tokens
 
@@ -119,7 +120,7 @@ class AutoregressiveProgram:
         """What is left of ``[progress.settled, stop)``, to the expected end if ``stop`` is None.
 
         A later segment's is asked for by setting ``settled`` to its start. An output longer than
-        foreseen is expected to go on for a tenth of it, and 32 tokens at least (3.6).
+        foreseen is expected to go on for a tenth of it, and 32 tokens at least (DynaServe 3.6).
         """
         settled, emitted = progress.settled, progress.emitted
         known = request.prompt_tokens + emitted

@@ -1,7 +1,7 @@
 """The step program of masked diffusion models (LLaDA, Dream, SDAR, ...).
 
-Source: DiLaServe B6 (recompute steps left), C8 (cache modes); the geometry of a step is in
-``core/denoising``, which offline runs share. Block-causal models (``CacheMode.BLOCK``) recompute
+Source: DiLaServe B6 (recompute steps left), DiLaServe C8 (cache modes); the geometry of a step is
+in ``core/denoising``, which offline runs share. Block-causal models (``CacheMode.BLOCK``) recompute
 once, at the start, and may move on after any block: elsewhere they recompute what is finished.
 """
 
@@ -57,7 +57,7 @@ class DiffusionProgram:
         return None
 
     def fuller_step(self, request: Request, progress: Progress, step: Step) -> Step | None:
-        """The whole sequence, where a block opens with less (DiLaServe Part E 3)."""
+        """The whole sequence, where a block opens with less (DiLaServe E3)."""
         options = request.diffusion
         inside = (progress.settled - request.prompt_tokens) % options.block_tokens
         if inside or options.cache_mode.exact or step.query_tokens == step.context_tokens:
@@ -65,7 +65,7 @@ class DiffusionProgram:
         return step._replace(kind=StepKind.RECOMPUTE, query_tokens=step.context_tokens)
 
     def tokens_to_cut(self, request: Request, progress: Progress) -> int:
-        """To the next recompute step; 0 without a cache (DiLaServe A2.5, C8).
+        """To the next recompute step; 0 without a cache (DiLaServe A2.5, DiLaServe C8).
 
         Of a block-causal model, to the end of the block.
         """
@@ -78,10 +78,10 @@ class DiffusionProgram:
         return (request.prompt_tokens - progress.settled) % refresh_tokens
 
     def heavy_left(self, request: Request, progress: Progress, output_tokens: float) -> float:
-        """Refreshes not yet begun (``rec_left`` of B6); every step without a cache.
+        """Refreshes not yet begun (``rec_left`` of DiLaServe B6); every step without a cache.
 
         Deviation: blocks are counted up to the expected output, not to the limit, because a
-        request ends at its end-of-text token (DiLaServe Part E 5).
+        request ends at its end-of-text token (DiLaServe E5).
         """
         options = request.diffusion
         if options.cache_mode is CacheMode.NONE:

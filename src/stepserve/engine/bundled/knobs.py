@@ -5,7 +5,7 @@ refreshed and how often, and which threshold rules in which part of a request. E
 decodes the same problems; its price is the mean difference in right answers per problem to the
 first row of its group, with the standard error of that paired difference.
 
-Source: DiLaServe Part E 2 and 3 and finding D4; the settings are this project's.
+Source: DiLaServe E2, DiLaServe E3 and DiLaServe D4; the settings are this project's.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The published batching: every running request steps in every batch (DiLaServe B7).
 
-B7 also bounds who may reside on an instance by the sum of full lengths: that is
+DiLaServe B7 also bounds who may reside on an instance by the sum of full lengths: that is
 ``ControlConfig.running_tokens``, kept by the global scheduler.
 """
 
@@ -19,7 +19,7 @@ class AllRunning:
         self._cost = cost
 
     def pace(self, running_requests: Sequence[RunningRequest], spec: InstanceSpec) -> StepPace:
-        """``time_left`` of B6: all recompute together, all run cached steps together."""
+        """``time_left`` of DiLaServe B6: all recompute together, all run cached steps together."""
         if not running_requests:
             return StepPace(0.0, 0.0)
         heavy = sum([r.heavy_tokens for r in running_requests])

@@ -1,6 +1,6 @@
 """Light steps first, then heavy tokens up to what the running requests' deadlines allow.
 
-DynaServe's local scheduler (DynaServe 3.3) applied to denoising (DiLaServe Part E 1): a
+DynaServe's local scheduler (DynaServe 3.3) applied to denoising (DiLaServe E1): a
 cached step is nearly free to batch, a recompute step is compute bound, and in the published
 batching one recompute delays every neighbour.
 """

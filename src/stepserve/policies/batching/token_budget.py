@@ -1,6 +1,7 @@
 """Decodes first, then as much prefill as the tightest gap between two tokens allows.
 
-DynaServe's local scheduler (DynaServe 1.4, 3.3): ``latency_budget`` of autoregressive models.
+DynaServe's local scheduler (DynaServe 1.4, DynaServe 3.3): ``latency_budget`` of autoregressive
+models.
 """
 
 import math
@@ -25,8 +26,8 @@ class TokenBudget:
     above ``chunk_tokens``. Where nothing is decoded, the targets of the prefills bound the
     batch: a decode may join while it runs. Chunks end where a page, prompt or segment does.
 
-    Guard (3.3): if no prefill ran for ``starvation_batches`` or ``starved_s``, the next one gets
-    ``least_chunk_tokens``, at the cost of a late token.
+    Guard (DynaServe 3.3): if no prefill ran for ``starvation_batches`` or ``starved_s``, the next
+    one gets ``least_chunk_tokens``, at the cost of a late token.
 
     Ours: ``budget = "age"`` subtracts the time since a decode's last token, at most half of its
     target, so that a token that is late already makes the batch shorter, not empty of

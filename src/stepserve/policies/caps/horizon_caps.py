@@ -1,8 +1,8 @@
 """One cap level for everybody: the highest at which all deadlines can be kept.
 
-Source: DiLaServe C4 (``horizons``). Quality is concave in the threshold (0.9 to 0.7 costs
-1.6 points of accuracy, 0.7 to 0.5 costs 11, B3) and a lower threshold saves about the same share
-of every request, so lowering everybody a little is cheaper than lowering a few to the floor,
+Source: DiLaServe C4 (``horizons``). Quality is concave in the threshold (0.9 to 0.7 costs 1.6
+points of accuracy, 0.7 to 0.5 costs 11, DiLaServe B3) and a lower threshold saves about the same
+share of every request, so lowering everybody a little is cheaper than lowering a few to the floor,
 which is what ``load_caps`` does. ``marginal_caps`` weighs requests one by one.
 """
 

@@ -1,9 +1,9 @@
 """Threshold caps that keep everybody's demand within what the cluster can execute.
 
-Source: DiLaServe B6: demand and supply in tokens; the most advanced requests are
-served first, each reserving the minimum of those behind it. Deviations: the deadline horizon is
-the mean of the requests' own SLOs, which is B6's one SLO where all are equal (``horizon_caps``
-treats unequal ones properly, C4); a request that is not to be lowered (without a deadline, or
+Source: DiLaServe B6: demand and supply in tokens; the most advanced requests are served first, each
+reserving the minimum of those behind it. Deviations: the deadline horizon is the mean of the
+requests' own SLOs, which is DiLaServe B6's one SLO where all are equal (``horizon_caps`` treats
+unequal ones properly, DiLaServe C4); a request that is not to be lowered (without a deadline, or
 ``best_effort``) is reserved for in full.
 """
 
@@ -14,15 +14,15 @@ from stepserve.core.protocols import CostModel, Demand
 from stepserve.core.request import CacheMode, DiffusionOptions
 
 NOMINAL_TOKENS = 1536
-"""Length of the request that ``rate`` is quoted for (B6)."""
+"""Length of the request that ``rate`` is quoted for (DiLaServe B6)."""
 
 
 def tokens_per_s(
     cost: CostModel, spec: InstanceSpec, batch_tokens: int, options: DiffusionOptions
 ) -> float:
     """Supply of one instance: a block of ``k`` nominal requests, one recompute step and
-    ``block_tokens - 1`` cached steps, all in step (``rate`` of B6). Block-causal models open a
-    block with two blocks' tokens instead of a recompute step.
+    ``block_tokens - 1`` cached steps, all in step (``rate`` of DiLaServe B6). Block-causal models
+    open a block with two blocks' tokens instead of a recompute step.
     """
     rows, block_tokens = max(1, batch_tokens // NOMINAL_TOKENS), options.block_tokens
     opening = 2 * block_tokens if options.cache_mode is CacheMode.BLOCK else NOMINAL_TOKENS
@@ -33,7 +33,7 @@ def tokens_per_s(
 
 
 def possible(demand: Demand, margin: float, now_s: float) -> bool:
-    """Whether the deadline is still believed to be in reach (``possible`` of B6)."""
+    """Whether the deadline is still believed to be in reach (``possible`` of DiLaServe B6)."""
     request = demand.request
     if request.slo.e2e_s is None:
         return True

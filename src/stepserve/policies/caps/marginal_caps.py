@@ -1,6 +1,6 @@
 """Caps by marginal quality per unit of load: a shadow price for the cluster's time.
 
-Source: ours (DiLaServe Part E 4), on the horizons of C4. Everybody starts at the highest
+Source: ours (DiLaServe E4), on the horizons of DiLaServe C4. Everybody starts at the highest
 threshold. While more is due by a deadline than can be done until then, whoever is due by it and
 loses the least weighted quality per second of instance time saved goes down one threshold.
 Deadlines are met in order, so a request is lowered for the first one that needs it.

@@ -1,4 +1,4 @@
-"""Instances with fixed roles: prompts on some, outputs on the others (DynaServe 3.10, baseline).
+"""Instances with fixed roles: prompts on some, outputs on the others (baseline of DynaServe 1.7).
 
 The first instances by id compute prompts. With ``bypass_tokens``, a prompt is computed where it
 is decoded while the prefills waiting there and it are few enough. Deviation: where one of the

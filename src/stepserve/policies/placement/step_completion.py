@@ -1,8 +1,8 @@
-"""Placement by the smallest predicted step completion time (DiLaServe A2.4, B7).
+"""Placement by the smallest predicted step completion time (DiLaServe A2.4, DiLaServe B7).
 
-The predicted completion of the request's next step is the end of the batch that runs now,
-plus the time of a batch of everything running request and the newcomer at full length (B7's
-worst-case load). Deviation (C6): the published code leaves out the running batch's end.
+The predicted completion of the request's next step is the end of the batch that runs now, plus the
+time of a batch of every running request and the newcomer at full length (DiLaServe B7's
+worst-case load). Deviation (DiLaServe C6): the published code leaves out the running batch's end.
 """
 
 from collections.abc import Callable

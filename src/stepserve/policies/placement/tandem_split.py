@@ -24,14 +24,14 @@ from stepserve.core.request import Progress, Request
 from stepserve.core.segment import Segment
 
 SHORTLIST = 8
-PUSHED_DECODES = 16  # decoded tokens whose keys and values are pushed together (3.7)
+PUSHED_DECODES = 16  # decoded tokens whose keys and values are pushed together (DynaServe 3.7)
 LEAST_SHARE = 0.05  # of the time for prefills; a starved one gets a small chunk now and then
 # Ranks of two instances: the first with the second, with the third, ..., in both orders.
 PAIRS = sorted(itertools.permutations(range(SHORTLIST), 2), key=sum)
 
 
 def snap(cut: int, known: int, total: int, page: int, least: int) -> int:
-    """The cut to use: whole pages within the ``known`` inputs, degenerate ones moved (3.1).
+    """The cut to use: whole pages in the ``known`` inputs, degenerate ones moved (DynaServe 3.1).
 
     0 and ``total`` mean that one side has nothing to do; the last token is never executed.
     """
@@ -85,7 +85,7 @@ class TandemSplit:
     def place(
         self, request: Request, progress: Progress, forecast: StepForecast, view: ClusterView
     ) -> Placement:
-        """See ``PlacementPolicy.place``. ``predicted_s`` are T1 and T2 of 3.5."""
+        """See ``PlacementPolicy.place``. ``predicted_s`` are T1 and T2 of DynaServe 3.5."""
         options, slo = self._options, request.slo
         output = math.ceil(forecast.output_tokens) + options.margin_tokens
         output = max(min(output, request.max_output_tokens), progress.emitted + 1)

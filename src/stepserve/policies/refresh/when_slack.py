@@ -2,7 +2,7 @@
 
 A request's refresh options (every n-th block, the output alone) are what it may be given, not
 what it must: they cost quality (docs/bundled-model.md), so they are made use of only when
-deadlines ask for it (ours; DiLaServe Part E 3). The order of giving quality up: refreshes
+deadlines ask for it (ours; DiLaServe E3). The order of giving quality up: refreshes
 first, thresholds after.
 """
 

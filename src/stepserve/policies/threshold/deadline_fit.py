@@ -1,9 +1,9 @@
 """The highest threshold whose predicted remaining latency fits the deadline.
 
-Source: DiLaServe A2.1 and ``pick`` of B6. Deviations: re-picked at every step
-(C3); the deadline is the request's own, and so are the candidates, bounded by its preferred
-threshold and its floor; ``on_miss = best_effort`` keeps the preferred threshold. The search
-starts from the request's cap (``load_caps``).
+Source: DiLaServe A2.1 and ``pick`` of DiLaServe B6. Deviations: re-picked at every step
+(DiLaServe C3); the deadline is the request's own, and so are the candidates, bounded by its
+preferred threshold and its floor; ``on_miss = best_effort`` keeps the preferred threshold. The
+search starts from the request's cap (``load_caps``).
 """
 
 from stepserve.core.request import OnMiss
@@ -14,7 +14,7 @@ class DeadlineFit:
     """Monotone: more time left never picks a lower threshold, a slower pace never a higher."""
 
     def __init__(self, margin: float) -> None:
-        """``margin``: the share of a deadline that is planned against (B1: 0.9)."""
+        """``margin``: the share of a deadline that is planned against (DiLaServe B1: 0.9)."""
         self._margin = margin
 
     def pick(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:

@@ -3,7 +3,7 @@
 A forecast is least sure at the start of a request, and what it misses has to be caught up at
 the end, by low thresholds where they cost most: from 0.5 to 0.9, accuracy rises by -0.5, 5.5
 and 8.5 points over the thirds of a request (DiLaServe D4). So the share of the deadline that
-is planned against grows with the request's progress (ours, Part E 2): time that was saved early
+is planned against grows with the request's progress (ours, DiLaServe E2): time that was saved early
 comes back as higher thresholds.
 """
 

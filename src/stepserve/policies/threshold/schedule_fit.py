@@ -3,7 +3,7 @@
 Where in a request a low threshold is used matters: raising 0.5 to 0.9 changes accuracy by -0.5
 points in the first third of the output, by +5.5 in the middle and by +8.5 in the last
 (DiLaServe D4, 200 questions, 3 points of standard error a cell). So speed is bought first
-where it costs least (Part E 2). The choice is ``deadline_fit``'s: the best schedule whose
+where it costs least (DiLaServe E2). The choice is ``deadline_fit``'s: the best schedule whose
 predicted remaining latency fits the deadline, picked anew at every step, under the cap.
 """
 
@@ -28,7 +28,7 @@ class ScheduleFit:
     """Monotone as ``deadline_fit`` is: less time or a slower pace never picks a better schedule."""
 
     def __init__(self, margin: float) -> None:
-        """``margin``: the share of a deadline that is planned against (B1: 0.9)."""
+        """``margin``: the share of a deadline that is planned against (DiLaServe B1: 0.9)."""
         self._margin = margin
         self._schedules: dict[int, tuple[Levels, ...]] = {}
 
