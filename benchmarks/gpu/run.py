@@ -332,10 +332,7 @@ class Bench:
                         self.prefill(ex, row[0], context)
                         steps.append(Step(row[0].id, StepKind.PREFILL, chunk, context + chunk))
                     times.append(step_seconds(ex, steps))
-                mix = Mix()
-                for step in steps:
-                    mix = mix.plus(step)
-                mixes.append(mix)
+                mixes.append(Mix.of(steps))
         mix, times = mixes[2 + repeats // 2], times[2:]
         if graphs == "on" or chunk:
             self.mixes.append((mix, statistics.median(times)))

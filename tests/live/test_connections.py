@@ -8,8 +8,7 @@ from multiprocessing import AuthenticationError
 import pytest
 
 from stepserve.core.instance import InstanceSpec
-from stepserve.live import address as doors
-from stepserve.live import transport_remote
+from stepserve.live import connections, transport_remote
 from stepserve.live.connections import Address, Listener, connect
 from stepserve.live.transport_remote import RemoteHost
 
@@ -52,7 +51,7 @@ def test_a_wrong_word_is_refused():
 
 
 def test_silence_at_either_side_has_an_end(monkeypatch):
-    monkeypatch.setattr(doors, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(BlockingIOError):
         connect(Address("127.0.0.1", silent.getsockname()[1], b"word"))
     with entrance() as (address, _, came):

@@ -10,8 +10,13 @@ from support.toy_world import ToyWorld, make_request, make_slots
 def random_config(seed):
     """Any policy may meet any other. Planners ask often, so that layouts do change."""
     rng = random.Random(f"{seed}/config")
-    queue, lost = rng.choice(
-        [("deadline", "hurry"), ("deadline", "make_way"), ("fcfs", "hurry"), ("fcfs_drop", "hurry")]
+    queue, infeasible = rng.choice(
+        [
+            ("deadline", "lowest_threshold"),
+            ("deadline", "preempt"),
+            ("fcfs", "lowest_threshold"),
+            ("fcfs_drop", "lowest_threshold"),
+        ]
     )
     return ControlConfig(
         placement=rng.choice(["least_loaded", "step_completion"]),
@@ -21,7 +26,7 @@ def random_config(seed):
         migration=rng.choice(["none", "recompute_step", "any_step"]),
         planner=rng.choice(["none", "greedy", "greedy"]),
         queue=queue,
-        lost=lost,
+        infeasible=infeasible,
         refresh=rng.choice(["as_asked", "when_slack"]),
         thresholds=(0.9, 0.7, 0.5),
         queue_limit=rng.choice([5, 20, 1000]),

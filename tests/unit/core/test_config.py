@@ -35,7 +35,7 @@ def test_tables_become_frozen_values():
         ({"instances": 0}, "instances"),
         ({"control": {"margin": 0.0}}, "control.margin"),
         ({"control": {"queue_limit": 0}}, "control.queue_limit"),
-        ({"control": {"queue": "fcfs", "lost": "make_way"}}, "control.lost"),
+        ({"control": {"queue": "fcfs", "infeasible": "preempt"}}, "control.infeasible"),
         ({"control": {"family": "rnn"}}, "control.family"),
         ({"control": {"tokens": {"tbt_s": 0}}}, "control.tokens.tbt_s"),
         ({"control": {"tokens": {"budget": "big"}}}, "control.tokens.budget"),
