@@ -16,7 +16,7 @@ from stepserve.engine.ar_offline import generate
 from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import LoadedModel
-from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.models.transformer import DecoderModel, ModelConfig
 
 Executor = DiffusionExecutor | AutoregressiveExecutor
 
@@ -72,7 +72,7 @@ def build(
 ) -> LoadedModel:
     """A model of random weights, made where they stay."""
     with torch.device("meta"):
-        model = DiffusionTransformer(config).to(dtype).eval().requires_grad_(False)
+        model = DecoderModel(config).to(dtype).eval().requires_grad_(False)
     model.to_empty(device=device)
     torch.manual_seed(0)
     for part, weight in model.named_parameters():

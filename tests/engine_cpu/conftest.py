@@ -11,7 +11,7 @@ from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, RefreshScope, Request
 from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import LoadedModel
-from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.models.transformer import DecoderModel, ModelConfig
 
 PAD, MASK, EOS, VOCAB = 0, 1, 2, 40
 
@@ -50,7 +50,7 @@ def tiny():
     def build(seed=0, sharpness=1.5, **changes):
         torch.manual_seed(seed)
         config = _config(**changes)
-        model = DiffusionTransformer(config).eval().requires_grad_(False)
+        model = DecoderModel(config).eval().requires_grad_(False)
         for name, weight in model.named_parameters():
             if not name.endswith("norm.weight"):
                 weight.normal_(std=0.4)

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from stepserve.engine.loader import ARCHITECTURES
-from stepserve.engine.models.transformer import DiffusionTransformer
+from stepserve.engine.models.transformer import DecoderModel
 
 LLADA = {
     "architectures": ["LLaDAModelLM"],
@@ -41,7 +41,7 @@ def write_checkpoint(folder, raw, seed=0):
     """Write one whose tokens depend on the context and whose confidences are spread."""
     architecture = ARCHITECTURES[raw["architectures"][0]]
     torch.manual_seed(seed)
-    model = DiffusionTransformer(architecture.config(raw)).requires_grad_(False)
+    model = DecoderModel(architecture.config(raw)).requires_grad_(False)
     for name, weight in model.named_parameters():
         if not name.endswith("norm.weight"):
             weight.normal_(std=0.5 if name == "head.weight" else 0.4)

@@ -20,7 +20,7 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.engine.loader import LoadedModel
-from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.models.transformer import DecoderModel, ModelConfig
 from stepserve.live import deploy, families
 from support.diffusion_models import save_checkpoint
 
@@ -41,7 +41,7 @@ def tiny_model(seed=0, **changes):
         eos_token_id=2,
         **changes,
     )
-    model = DiffusionTransformer(config).eval()
+    model = DecoderModel(config).eval()
     return LoadedModel(model, config, "tiny", (8, 16), 8, 32, (0, 1))
 
 

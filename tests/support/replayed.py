@@ -12,7 +12,7 @@ from stepserve.engine.ar_offline import generate
 from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import LoadedModel
-from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.models.transformer import DecoderModel, ModelConfig
 
 MASK, EOS, VOCAB = 1, 2, 40
 NEVER = VOCAB - 1
@@ -37,7 +37,7 @@ def random_model(shape, seed=0, device="cpu", dtype=torch.float32):
     tokens = {"vocab_size": VOCAB, "mask_token_id": MASK, "eos_token_id": EOS}
     config = ModelConfig(**(sizes | tokens | SHAPES[shape]), max_positions=400)
     torch.manual_seed(seed)
-    model = DiffusionTransformer(config).eval().requires_grad_(False)
+    model = DecoderModel(config).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
         if not name.endswith("norm.weight"):
             weight.normal_(std=0.3)

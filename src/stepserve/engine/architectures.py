@@ -42,7 +42,7 @@ class Architecture:
     rows: Mapping[str, Callable[[ModelConfig], slice]] = field(default_factory=dict)
 
     def source(self, name: str) -> str:
-        """Name in the checkpoint of a tensor of ``DiffusionTransformer``."""
+        """Name in the checkpoint of a tensor of ``DecoderModel``."""
         if not name.startswith("layers."):
             return _renamed(self.top, name)
         _, index, part = name.split(".", 2)

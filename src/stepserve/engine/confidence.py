@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stepserve.engine.models.transformer import DiffusionTransformer
+from stepserve.engine.models.transformer import DecoderModel
 from stepserve.engine.sampling import Answers, Position, forbid
 
 IDS_PER_SLICE = 1 << 15
@@ -24,7 +24,7 @@ def wants_mode(position: Position) -> bool:
 
 
 def modes(
-    model: DiffusionTransformer, hidden: Tensor, positions: Sequence[Position], never: Tensor
+    model: DecoderModel, hidden: Tensor, positions: Sequence[Position], never: Tensor
 ) -> Answers:
     """The most probable token at each of n positions; of equally probable ones the lowest id.
 
@@ -47,7 +47,7 @@ def modes(
 
 
 def _slice(
-    model: DiffusionTransformer,
+    model: DecoderModel,
     hidden: Tensor,
     positions: Sequence[Position],
     never: Tensor,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stepserve.engine.attention import Group, PackedAttention
 from stepserve.engine.kv_pages import PagePool
-from stepserve.engine.models.transformer import DiffusionTransformer
+from stepserve.engine.models.transformer import DecoderModel
 
 MOST_GRAPHS = 96
 """Graphs of one executor."""
@@ -86,7 +86,7 @@ def bucketed(n: int) -> int:
 class Replay:
     """The captured passes of one executor. Not thread-safe, as the executor is not."""
 
-    def __init__(self, model: DiffusionTransformer, pool: PagePool) -> None:
+    def __init__(self, model: DecoderModel, pool: PagePool) -> None:
         self._model = model
         self._pool = pool
         self._device = pool.kv.device

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from stepserve.core.errors import FieldError
 from stepserve.core.request import Family
 from stepserve.engine.architectures import ARCHITECTURES, Architecture, refuse_value
-from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.models.transformer import DecoderModel, ModelConfig
 from stepserve.engine.parallel import ALONE, Group, Share, parallelize
 from stepserve.engine.special_tokens import read_json, token_ids
 
@@ -36,7 +36,7 @@ class LoadedModel:
     ``folder`` is where it was loaded from, ``group`` the ranks it is split over.
     """
 
-    model: DiffusionTransformer
+    model: DecoderModel
     config: ModelConfig
     name: str
     block_lengths: tuple[int, ...]
@@ -76,7 +76,7 @@ def load_model(
     except KeyError as missing:
         raise FieldError("model", f"config.json lacks {missing}") from None
     with _Unloaded():
-        model = DiffusionTransformer(config)
+        model = DecoderModel(config)
     tensors = _load_tensors(folder, model, architecture, device, dtype, group)
     if group.size > 1:
         parallelize(model, group)
@@ -137,7 +137,7 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture:
 
 def _load_tensors(
     folder: Path,
-    model: DiffusionTransformer,
+    model: DecoderModel,
     architecture: Architecture,
     device: torch.device | str,
     dtype: torch.dtype,

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepserve.core.errors import FieldError, StepserveError
-from stepserve.engine.models.transformer import DiffusionTransformer, ModelConfig
+from stepserve.engine.models.transformer import DecoderModel, ModelConfig
 
 T = TypeVar("T")
 
@@ -223,7 +223,7 @@ class VocabularyEmbedding(nn.Module):
         return self.group.all_reduce(rows * own[..., None])
 
 
-def parallelize(model: DiffusionTransformer, group: Group) -> None:
+def parallelize(model: DecoderModel, group: Group) -> None:
     """Make a model without weights yet (on the meta device) that of one rank, to be loaded.
 
     Its ``logits`` are then those of the rank's rows of the vocabulary, padding included.

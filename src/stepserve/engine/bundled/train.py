@@ -28,7 +28,7 @@ from stepserve.engine.bundled.batches import Batch, Row, make_batch, make_row
 from stepserve.engine.bundled.export import CONFIG, export_model
 from stepserve.engine.bundled.tasks import MIX
 from stepserve.engine.bundled.vocabulary import build_tokenizer
-from stepserve.engine.models.transformer import DiffusionTransformer
+from stepserve.engine.models.transformer import DecoderModel
 
 MICRO_ROWS = 16
 POOL_BATCHES = 64  # micro-batches that are drawn and sorted by length together
@@ -83,10 +83,10 @@ class PaddedAttention:
         return mixed.transpose(1, 2)
 
 
-def new_model(seed: int) -> DiffusionTransformer:
+def new_model(seed: int) -> DecoderModel:
     """A freshly initialised model; embeddings have unit scale after their multiplication."""
     torch.manual_seed(seed)
-    model = DiffusionTransformer(CONFIG)
+    model = DecoderModel(CONFIG)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(".bias"):
@@ -100,7 +100,7 @@ def new_model(seed: int) -> DiffusionTransformer:
     return model
 
 
-def look_at(model: DiffusionTransformer, head: int, offset: int) -> None:
+def look_at(model: DecoderModel, head: int, offset: int) -> None:
     """Make a head of the first layer attend to the token at a relative offset, at first.
 
     A look-up binds words to their neighbours, which needs such heads; from biases of zero they
@@ -118,7 +118,7 @@ def look_at(model: DiffusionTransformer, head: int, offset: int) -> None:
     model.get_parameter("layers.0.k_proj.bias")[rows] = NEIGHBOUR_STRENGTH * key
 
 
-def batch_loss(model: DiffusionTransformer, batch: Batch) -> Tensor:
+def batch_loss(model: DecoderModel, batch: Batch) -> Tensor:
     """Weighted cross-entropy over the positions that carry loss."""
     positions = torch.arange(batch.inputs.shape[1]).expand(batch.inputs.shape)
     hidden = model.hidden(batch.inputs, positions, PaddedAttention(batch.valid))

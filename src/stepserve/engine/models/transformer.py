@@ -126,7 +126,7 @@ class Layer(nn.Module):
         return out
 
 
-class DiffusionTransformer(nn.Module):
+class DecoderModel(nn.Module):
     """Token ids and positions in, hidden states out; logits only where they are asked for."""
 
     cos: Tensor
