@@ -3,7 +3,7 @@
     python tools/fuzz_simulations.py --seeds 1000
     python tools/fuzz_simulations.py --seeds 1000 --family autoregressive
 
-The worlds of ``tests/sim/test_random_worlds.py``, or of ``test_token_worlds.py``, from another
+The worlds of ``tests/sim/test_random_worlds.py``, or of ``test_ar_worlds.py``, from another
 first seed, by the thousand. Exits with 1 if one failed, and says which seed repeats it.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from support.random_worlds import random_config, random_faults, run_world
-from support.toy_tokens import random_token_faults, run_token_world
+from support.toy_ar import random_token_faults, run_token_world
 
 
 def one(family: str, seed: int) -> tuple[int, int, str]:

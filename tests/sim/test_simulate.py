@@ -14,9 +14,9 @@ from stepserve.core.request import Progress
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
 from stepserve.sim import traced
 from stepserve.sim.config import Experiment, Setting
+from stepserve.sim.executors import EngineExecutors, TraceExecutors
 from stepserve.sim.outcomes import TraceOutcomes
 from stepserve.sim.results import rounded
-from stepserve.sim.rows import ExecutorRows, TraceRows
 from stepserve.sim.run import Point, run_point, simulate
 from stepserve.sim.systems import SYSTEMS
 from support.toy_world import make_request
@@ -128,7 +128,7 @@ def test_an_unloaded_request_takes_the_published_base_latency():
 
 def test_a_step_after_the_end_says_so_again():
     """Known fault: the news of an end is lost with its instance, and the request is run again."""
-    rows = TraceRows(TraceOutcomes(0))
+    rows = TraceExecutors(TraceOutcomes(0))
     request = make_request(output=32, block=32)
     rows.arrive(0, request)
     batch = Batch(0, (Step(request.id, StepKind.RECOMPUTE, 52, 52, 0.5),))
@@ -165,7 +165,7 @@ class OneByOne:
 
 def test_settled_tokens_outlive_the_instance_that_computed_them():
     request = make_request(output=32)
-    rows = ExecutorRows(lambda _: OneByOne(), {request.id: Payload((1, 2))})
+    rows = EngineExecutors(lambda _: OneByOne(), {request.id: Payload((1, 2))})
     batch = Batch(0, (Step(request.id, StepKind.CACHED, 16, 52, 0.5),))
     rows.arrive(0, request)
     one, two = InstanceId("i0"), InstanceId("i1")

@@ -13,8 +13,8 @@ from stepserve.core.actions import Reject
 class Invariants:
     """``check`` after every event, ``check_rest`` when nothing more can happen."""
 
-    def __init__(self, world, rows):
-        self.world, self.rows = world, rows
+    def __init__(self, world, executors):
+        self.world, self.executors = world, executors
         self.now_s = 0.0
 
     def check(self):
@@ -72,7 +72,7 @@ class Invariants:
             at_stop = {r for r, o in local.outbound.items() if o.running is not None}
             assert {*local.running_requests, *local.inbound, *at_stop} == set(local.pages._held)
             assert not local.running_requests.keys() & local.inbound.keys()
-            assert set(local.pages._held) == set(self.rows.held.get(name, ()))
+            assert set(local.pages._held) == set(self.executors.held.get(name, ()))
             assert len(local.pages) <= instance.spec.max_running_requests
             self.check_promises(name, local)
             assert not seen & local.running_requests.keys(), (

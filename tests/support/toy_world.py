@@ -32,6 +32,7 @@ from stepserve.families.assemble import assemble_global, assemble_local
 from stepserve.planning.layouts import arrange, partitions
 from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
+from stepserve.sim.record import DiffusionRecord
 from stepserve.sim.world import CLIENT, World
 from support.invariants import Invariants
 
@@ -109,7 +110,7 @@ class Truth:
     answers: list = field(default_factory=list)
 
 
-class ToyRows:
+class ToyExecutors:
     """Executors that hold rows like real ones and refuse steps that do not match their state."""
 
     def __init__(self, rng, ends_at, cuts_anywhere):
@@ -218,11 +219,12 @@ class ToyWorld:
         self.config = config or ControlConfig(thresholds=(0.9, 0.7, 0.5), queue_limit=20)
         self.specs = specs or [make_spec("i0"), make_spec("i1", pages=40, running_requests=3)]
         self.log, self.requests, self.ends_at = [], [], {}
-        self.rows = ToyRows(self.rng, self.ends_at, self.config.migration == "any_step")
+        self.executors = ToyExecutors(self.rng, self.ends_at, self.config.migration == "any_step")
         self.world = World(
             lambda: assemble_global(self.config, StepTable(PROFILES)),
             lambda spec: assemble_local(self.config, spec, StepTable(PROFILES)),
-            rows=self.rows,
+            executors=self.executors,
+            record=DiffusionRecord,
             truth=StepTable(PROFILES),
             predictor=MeanYield(YIELDS),
             planner=RandomPlanner(seed),
@@ -230,7 +232,7 @@ class ToyWorld:
             faults=Faults(FaultConfig(**{"jitter_s": 0.002, **faults}), seed),
             timed=self.logged,
         )
-        self.world.after_event = Invariants(self.world, self.rows).check
+        self.world.after_event = Invariants(self.world, self.executors).check
 
     def logged(self, part, handle):
         """Notes what the global scheduler was told and asked for."""
@@ -246,10 +248,10 @@ class ToyWorld:
 
     @property
     def truths(self):
-        for name, truth in self.rows.truths.items():
+        for name, truth in self.executors.truths.items():
             answer = self.world.records[name].answer
             truth.answers = [] if answer is None else [answer]
-        return self.rows.truths
+        return self.executors.truths
 
     def arrive(self, request, ends_at=None):
         """Have a request come at its arrival time, and end by itself at ``ends_at`` tokens."""
@@ -268,4 +270,4 @@ class ToyWorld:
 
     def check_rest(self):
         """At the end nothing is left, and everybody got exactly one answer."""
-        Invariants(self.world, self.rows).check_rest()
+        Invariants(self.world, self.executors).check_rest()

@@ -25,9 +25,9 @@ from stepserve.engine.loader import load_model
 from stepserve.sim.cluster import Profiles, make_request, slo_classes
 from stepserve.sim.config import Setting, System
 from stepserve.sim.datasets import SimRequest
-from stepserve.sim.record import Record
+from stepserve.sim.executors import EngineExecutors
+from stepserve.sim.record import DiffusionRecord
 from stepserve.sim.results import finished
-from stepserve.sim.rows import ExecutorRows
 from stepserve.sim.run import Point
 from stepserve.sim.workload import RateCurve, renewal
 
@@ -37,19 +37,19 @@ class BundledLoad:
     """A ``Load`` of held-out problems, answered by the bundled model."""
 
     requests: Sequence[Request]
-    rows: ExecutorRows
+    rows: EngineExecutors
     yields: Yields
     profiles: Profiles
     problems: Sequence[Problem]
     tokenizer: Tokenizer
     accuracy_kind: str = "measured"
 
-    def accuracy(self, records: Sequence[Record]) -> float | None:
+    def accuracy(self, records: Sequence[DiffusionRecord]) -> float | None:
         """Right answers / whole answers."""
         done = [r for r in records if finished(r)]
         return sum(map(self._correct, done)) / len(done) if done else None
 
-    def _correct(self, record: Record) -> bool:
+    def _correct(self, record: DiffusionRecord) -> bool:
         assert record.progress is not None, "a whole answer left an instance"
         tokens = self.rows.settled[record.request.id]
         written = [tokens[offset] for offset in range(record.progress.emitted)]
@@ -86,7 +86,7 @@ def make_load(setting: Setting, system: System, point: Point) -> BundledLoad:
         payloads[request.id] = payload
     return BundledLoad(
         requests,
-        ExecutorRows(lambda _: DiffusionExecutor(loaded, threads=1), payloads),
+        EngineExecutors(lambda _: DiffusionExecutor(loaded, threads=1), payloads),
         Yields.load(BUNDLED_MODEL / "yields.json"),
         {1: StepProfile.load(BUNDLED_MODEL / "step_profile.json")},
         problems,

@@ -143,12 +143,12 @@ def _run_one(
         if step_logs is not None:
             steps = logs.enter_context(contextlib.closing(StepLog(step_logs / f"{name}.csv.gz")))
             learn.append(steps.note)
-        heard = None
+        on_handled = None
         if event_logs is not None:
             _check_replayable(experiment, point.system)
             control = experiment.systems[point.system].control_for(experiment.setting.gpus)
             log = EventLog(event_logs / f"{name}.jsonl.gz", Header(control, load.profiles))
-            heard = functools.partial(_note, logs.enter_context(contextlib.closing(log)))
+            on_handled = functools.partial(_note, logs.enter_context(contextlib.closing(log)))
         return run_point(
             experiment,
             point,
@@ -156,7 +156,7 @@ def _run_one(
             model=model,
             clock=time.perf_counter,
             learn=learn,
-            heard=heard,
+            on_handled=on_handled,
         )
 
 

@@ -28,11 +28,12 @@ from stepserve.planning.assemble import make_planner
 
 from .config import Setting, System
 from .datasets import SimRequest, published_run
+from .executors import Executors
 from .faults import Faults
 from .known_steps import KnownSteps
 from .profiles import host_overhead, measured_profile, step_profile
-from .rows import Rows
-from .world import Heard, Learn, Timed, World, untimed
+from .record import DiffusionRecord
+from .world import Learn, OnHandled, Timed, World, untimed
 
 Profiles = Mapping[int, StepProfile]
 CLASSES = 3
@@ -121,12 +122,12 @@ def make_world(
     setting: Setting,
     system: System,
     tables: Profiles,
-    rows: Rows,
+    executors: Executors,
     predictor: StepPredictor,
     seed: int,
     learn: Sequence[Learn] = (),
     timed: Timed = untimed,
-    heard: Heard | None = None,
+    on_handled: OnHandled | None = None,
 ) -> World:
     """A world that has not started. Every scheduler has its own policies and cost model."""
     control = system.control_for(setting.gpus)
@@ -138,7 +139,8 @@ def make_world(
     return World(
         lambda: assemble_global(control, cost()),
         lambda spec: assemble_local(control, spec, cost()),
-        rows=rows,
+        executors=executors,
+        record=DiffusionRecord,
         truth=known,
         predictor=predictor,
         planner=make_planner(control),
@@ -146,5 +148,5 @@ def make_world(
         faults=Faults(setting.faults, seed),
         learn=learn,
         timed=timed,
-        heard=heard,
+        on_handled=on_handled,
     )

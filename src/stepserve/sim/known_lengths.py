@@ -18,7 +18,7 @@ from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import Progress, Request
 from stepserve.core.step import Step, StepOutcome
 
-from .token_rows import TokenRows
+from .ar_executors import ArExecutors
 
 LEAST_LEFT_TOKENS = 32
 LEAST_LEFT_SHARE = 0.1
@@ -27,13 +27,13 @@ tokens and a tenth of what it has (DynaServe 3.6)."""
 
 
 class KnownLengths(StepPredictor):
-    """A ``StepPredictor`` over the truths of ``TokenRows``; one step is one output token."""
+    """A ``StepPredictor`` over the truths of ``ArExecutors``; one step is one output token."""
 
-    def __init__(self, rows: TokenRows, sigma_tokens: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, executors: ArExecutors, sigma_tokens: float = 0.0, seed: int = 0) -> None:
         """Raises FieldError for a spread that makes no sense."""
         if not 0.0 <= sigma_tokens < math.inf:
             raise FieldError("sigma_tokens", "must be finite and not negative")
-        self._rows = rows
+        self._executors = executors
         self._sigma_tokens = sigma_tokens
         self._seed = seed
         self._errors: dict[str, float] = {}
@@ -42,7 +42,7 @@ class KnownLengths(StepPredictor):
         self, request: Request, progress: Progress, thresholds: Sequence[float]
     ) -> StepForecast:
         """Output tokens left, at least 1, the same at each threshold."""
-        length = self._rows.truths[request.id].output_tokens + self._error(request.id)
+        length = self._executors.truths[request.id].output_tokens + self._error(request.id)
         emitted = progress.emitted
         left = length - emitted
         if left <= 0.0:

@@ -10,14 +10,14 @@ from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import Progress, Request
 from stepserve.core.step import Step, StepOutcome
 
+from .executors import TraceExecutors
 from .outcomes import true_remaining
-from .rows import TraceRows
 
 
 class Oracle(StepPredictor):
     """A ``StepPredictor`` over the truths of a trace-driven world."""
 
-    def __init__(self, rows: TraceRows) -> None:
+    def __init__(self, rows: TraceExecutors) -> None:
         self._rows = rows
 
     def remaining_steps(

@@ -14,7 +14,7 @@ _RECOMPUTE = StepKind.RECOMPUTE
 
 
 @dataclass(slots=True)
-class Answered(ABC):
+class RequestRecord(ABC):
     """What the records of both families have, and what a world tells them.
 
     ``tokens`` counts settled output tokens; ``epoch`` is the latest that was sent.
@@ -56,7 +56,7 @@ class Answered(ABC):
 
 
 @dataclass(slots=True)
-class Record(Answered):
+class DiffusionRecord(RequestRecord):
     """What became of one diffusion request.
 
     ``progress`` is what reached the frontend when the request last left an instance.
@@ -76,7 +76,7 @@ class Record(Answered):
         self.use = StageUse(self.request.max_output_tokens)
 
     def take(self, step: Step, outcome: StepOutcome, now_s: float) -> None:
-        """See ``Answered.take``."""
+        """See ``RequestRecord.take``."""
         _, kind, _, _, threshold = step
         settled = outcome.settled
         if self.tokens and not self.tokens % self.request.diffusion.block_tokens:
@@ -105,9 +105,9 @@ class Record(Answered):
         """Nothing."""
 
     def left(self, progress: Progress) -> None:
-        """See ``Answered.left``."""
+        """See ``RequestRecord.left``."""
         self.progress = progress
 
     def reached(self) -> Progress | None:
-        """See ``Answered.reached``."""
+        """See ``RequestRecord.reached``."""
         return self.progress

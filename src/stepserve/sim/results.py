@@ -11,7 +11,7 @@ from stepserve.core.request import FinishReason
 from stepserve.metrics.latency import percentile
 
 from .instance import CLIENT
-from .record import Answered, Record
+from .record import DiffusionRecord, RequestRecord
 from .world import World
 
 DIGITS = 6
@@ -22,42 +22,42 @@ ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 Row = dict[str, Any]
 
 
-def finished(record: Answered) -> bool:
+def finished(record: RequestRecord) -> bool:
     """Whether the request got its whole answer."""
     return isinstance(record.answer, Finish) and record.answer.reason in ENDED
 
 
-def latency_s(record: Answered) -> float:
+def latency_s(record: RequestRecord) -> float:
     """Seconds from arrival to the answer."""
     return record.answered_s - record.request.arrival_s
 
 
-def met(record: Answered) -> bool:
+def met(record: RequestRecord) -> bool:
     """Whether the whole answer came by the deadline; without one, whether it came."""
     limit_s = record.request.slo.e2e_s
     return finished(record) and (limit_s is None or latency_s(record) <= limit_s)
 
 
-def attainment(records: Sequence[Answered]) -> float:
+def attainment(records: Sequence[RequestRecord]) -> float:
     """Met / all, those refused, dropped and failed included (DiLaServe C9.5)."""
     return sum(map(met, records)) / len(records)
 
 
-def mean_threshold(records: Sequence[Record]) -> float | None:
+def mean_threshold(records: Sequence[DiffusionRecord]) -> float | None:
     """Mean over settled tokens of the threshold they were settled at."""
     tokens = sum(r.tokens for r in records)
     return sum(r.use.mean_threshold * r.tokens for r in records) / tokens if tokens else None
 
 
-def _skipped(done: Sequence[Record]) -> Row:
+def _skipped(done: Sequence[DiffusionRecord]) -> Row:
     """Of the refreshes that request options let go, the share that was; where there are any."""
     cheap = sum(r.cheap_openings for r in done)
     return {"skipped_share": sum(r.skipped for r in done) / cheap} if cheap else {}
 
 
-def denoised(world: World) -> list[Record]:
+def denoised(world: World) -> list[DiffusionRecord]:
     """The records of the diffusion requests, in order of arrival."""
-    return [r for r in world.records.values() if isinstance(r, Record)]
+    return [r for r in world.records.values() if isinstance(r, DiffusionRecord)]
 
 
 def summary(world: World, layout_changes: int) -> Row:
@@ -113,7 +113,7 @@ class Timeline:
     def rows(self) -> list[Row]:
         """One row per bucket of arrival time; attainment is of the requests that arrived in it."""
         rows: list[Row] = []
-        arrived: dict[int, list[Record]] = {}
+        arrived: dict[int, list[DiffusionRecord]] = {}
         for record in denoised(self._world):
             arrived.setdefault(int(record.request.arrival_s // self._bucket_s), []).append(record)
         sampled: dict[int, list[tuple[float, float | None, int, dict[int, int]]]] = {}

@@ -21,11 +21,11 @@ from stepserve.cost.remaining_steps import MeanYield, Yields
 
 from .cluster import Profiles, make_world, specs
 from .config import Experiment, Setting, System
+from .executors import Executors, TraceExecutors
 from .oracle import Oracle
-from .record import Record
+from .record import DiffusionRecord
 from .results import Row, Timeline, attainment, denoised, finished, mean_threshold, met, summary
-from .rows import Rows, TraceRows
-from .world import Heard, Learn, Timed, World, untimed
+from .world import Learn, OnHandled, Timed, World, untimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Load(Protocol):
         ...
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> Executors:
         """Executors, real or modelled."""
         ...
 
@@ -66,7 +66,7 @@ class Load(Protocol):
         """``measured`` or ``proxy``."""
         ...
 
-    def accuracy(self, records: Sequence[Record]) -> float | None:
+    def accuracy(self, records: Sequence[DiffusionRecord]) -> float | None:
         """Mean over the requests that got their whole answer, 0..1; ``None`` without any."""
         ...
 
@@ -133,15 +133,15 @@ def run_point(
     model: StepModel | None = None,
     clock: Callable[[], float] | None = None,
     learn: Sequence[Learn] = (),
-    heard: Heard | None = None,
+    on_handled: OnHandled | None = None,
 ) -> Outcome:
     """Run one point to its end. ``model``: the boosted predictor's. ``clock`` measures
-    schedulers. ``learn``, ``heard``: see ``World``.
+    schedulers. ``learn``, ``on_handled``: see ``World``.
     """
     setting, system = experiment.setting, experiment.systems[point.system]
     meter = None if clock is None else Meter(clock, SCHEDULERS)
     timed = meter.timed if meter else untimed
-    world, timeline = simulate(setting, system, load, point.seed, model, learn, timed, heard)
+    world, timeline = simulate(setting, system, load, point.seed, model, learn, timed, on_handled)
     records = denoised(world)
     row = {
         "system": point.system,
@@ -166,9 +166,9 @@ def run_point(
     )
 
 
-def _by_class(load: Load, records: Sequence[Record]) -> tuple[float | None, Row]:
+def _by_class(load: Load, records: Sequence[DiffusionRecord]) -> tuple[float | None, Row]:
     """Accuracy of whole answers, each counted by its weight, and what became of each class."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[DiffusionRecord]] = {}
     for record in records:
         groups.setdefault(record.request.slo.slo_class, []).append(record)
     classes, total, weights = {}, 0.0, 0.0
@@ -194,13 +194,13 @@ def simulate(
     model: StepModel | None = None,
     learn: Sequence[Learn] = (),
     timed: Timed = untimed,
-    heard: Heard | None = None,
+    on_handled: OnHandled | None = None,
 ) -> tuple[World, Timeline | None]:
     """A world that has run to its end, and its timeline if the setting asks for one."""
     predictor = _predictor(system, load, model)
     learns = (*learn, predictor.learn) if system.predictor == "mean" else learn
     world = make_world(
-        setting, system, load.profiles, load.rows, predictor, seed, learns, timed, heard
+        setting, system, load.profiles, load.rows, predictor, seed, learns, timed, on_handled
     )
     world.start(specs(setting, system), load.requests)
     timeline = Timeline(world, setting.timeline_s) if setting.timeline_s else None
@@ -226,7 +226,7 @@ def _predictor(system: System, load: Load, model: StepModel | None) -> StepPredi
     if system.predictor == "mean":
         return MeanYield(load.yields)
     if system.predictor == "oracle":
-        if not isinstance(load.rows, TraceRows):
+        if not isinstance(load.rows, TraceExecutors):
             raise FieldError("predictor", "only a trace knows its end: no oracle here")
         return Oracle(load.rows)
     assert model is not None, "the boosted predictor was trained before"

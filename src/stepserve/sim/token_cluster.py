@@ -20,6 +20,8 @@ from stepserve.families.assemble import assemble_global, assemble_local
 from stepserve.metrics.latency import percentile
 
 from .a100 import A100Truth, ModelShape
+from .ar_executors import ArExecutors
+from .ar_record import ArRecord
 from .datasets import SimRequest
 from .faults import Faults
 from .known_lengths import KnownLengths
@@ -28,9 +30,7 @@ from .links import Links
 from .results import Row
 from .run import rare_collection
 from .token_config import TokenSetting, TokenSystem
-from .token_record import TokenRecord
 from .token_results import machine_summary, token_summary
-from .token_rows import TokenRows
 from .token_watch import CountedTruth, HopelessError, Judge, Samples, Watch
 from .transfers import Transfers
 from .world import Timed, World, untimed
@@ -181,7 +181,7 @@ def run_world(
             world.run()
     except HopelessError:
         return None
-    records = [r for r in world.records.values() if isinstance(r, TokenRecord)]
+    records = [r for r in world.records.values() if isinstance(r, ArRecord)]
     row = {
         "gpus": setting.instances * shape.tp,
         "instances": setting.instances,
@@ -213,7 +213,7 @@ def _make_cluster(
         tables.append(_warm_table(setting, run, truth))
         return assemble_local(control, spec, tables[-1])
 
-    rows = TokenRows([r.output_tokens for r in drawn].__getitem__)
+    rows = ArExecutors([r.output_tokens for r in drawn].__getitem__)
     predictor = _predictor(system, rows, run.seed)
     link_bytes_per_s = system.link_bytes_per_s or setting.link_bytes_per_s
     kv_bytes, rtt_s = truth.shape.kv_bytes_per_token, setting.link_rtt_s
@@ -223,7 +223,8 @@ def _make_cluster(
     world = World(
         lambda: assemble_global(control, known, make_cost(known, control.tokens, link_cost)),
         make_local,
-        rows=rows,
+        executors=rows,
+        record=ArRecord,
         truth=counted,
         predictor=predictor,
         delays=setting.delays,
@@ -231,7 +232,7 @@ def _make_cluster(
         transfers=Transfers(rows, kv_bytes, Links(link_bytes_per_s, rtt_s)),
         learn=() if isinstance(predictor, KnownLengths) else (predictor.learn,),
         timed=timed,
-        heard=watch.heard,
+        on_handled=watch.on_handled,
     )
     return _Cluster(world, counted, tables, watch)
 
@@ -248,7 +249,7 @@ def _warm_table(setting: TokenSetting, run: Run, truth: A100Truth) -> BatchTable
     return table
 
 
-def _predictor(system: TokenSystem, rows: TokenRows, seed: int) -> StepPredictor:
+def _predictor(system: TokenSystem, rows: ArExecutors, seed: int) -> StepPredictor:
     if system.predictor == "class_mean":
         return ClassMean()
     if system.predictor == "longest":

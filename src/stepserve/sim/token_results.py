@@ -13,9 +13,9 @@ from stepserve.cost.batch_table import BatchTable
 from stepserve.metrics.latency import percentile
 from stepserve.metrics.token_slo import pooled_tbt_s, tbt_attainment, token_goodput_per_s
 
+from .ar_record import ArRecord
 from .results import Row, finished
 from .token_config import TokenSetting
-from .token_record import TokenRecord
 from .token_watch import CountedTruth, Samples, Watch
 from .world import World
 
@@ -30,7 +30,7 @@ def held(row: Row, setting: TokenSetting) -> bool:
     return in_time and bool(row["served_share"] >= HELD_SHARE)
 
 
-def token_summary(setting: TokenSetting, records: Sequence[TokenRecord], samples: Samples) -> Row:
+def token_summary(setting: TokenSetting, records: Sequence[ArRecord], samples: Samples) -> Row:
     """The part of a row that clients see; ``records`` are those judged."""
     done = [r for r in records if finished(r)]
     limit_s, tbt_s = setting.tbt_s, pooled_tbt_s(r.times_s for r in records)
@@ -59,7 +59,7 @@ def token_summary(setting: TokenSetting, records: Sequence[TokenRecord], samples
     }
 
 
-def _met(record: TokenRecord, setting: TokenSetting) -> bool:
+def _met(record: ArRecord, setting: TokenSetting) -> bool:
     """Every gap of a whole answer within the target, and its first token, if that has one."""
     times_s = record.times_s
     ttft_s = times_s[0] - record.request.arrival_s
@@ -69,7 +69,7 @@ def _met(record: TokenRecord, setting: TokenSetting) -> bool:
 
 def machine_summary(
     world: World,
-    records: Sequence[TokenRecord],
+    records: Sequence[ArRecord],
     watch: Watch,
     truth: CountedTruth,
     tables: Sequence[BatchTable],
@@ -116,7 +116,7 @@ def machine_summary(
     }
 
 
-def _cut(record: TokenRecord) -> str:
+def _cut(record: ArRecord) -> str:
     """Where the first plan cut a request."""
     stop = min(record.segments, key=lambda s: (s.at_s, s.start)).stop
     if stop is None:
@@ -129,7 +129,7 @@ def _off(predicted: float, measured: float) -> float:
     return abs(predicted - measured) / measured
 
 
-def _tbt_errors(records: Sequence[TokenRecord]) -> list[float]:
+def _tbt_errors(records: Sequence[ArRecord]) -> list[float]:
     errors = []
     for record in records:
         times_s, told_s = record.times_s, [s.predicted_tbt_s for s in record.segments]

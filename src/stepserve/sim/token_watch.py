@@ -15,8 +15,8 @@ from stepserve.core.instance import InstanceSpec
 from stepserve.core.step import Mix
 
 from .a100 import A100Truth
+from .ar_record import ArRecord
 from .instance import CLIENT
-from .token_record import TokenRecord
 from .world import World
 
 ALLOWED = 0.01
@@ -48,7 +48,7 @@ class CountedTruth:
 
 
 class Watch:
-    """Hears every call of a scheduler (``World``'s ``heard``).
+    """Hears every call of a scheduler (``World``'s ``on_handled``).
 
     ``stalled``: hand-overs that were given up because no room was made in time. ``busy_s``: of
     each instance, in batches that ended.
@@ -58,10 +58,10 @@ class Watch:
         self.stalled = 0
         self.busy_s: dict[InstanceId, float] = defaultdict(float)
 
-    def heard(
+    def on_handled(
         self, spec: InstanceSpec | None, incarnation: int, now_s: float, event: Any, _: list[Any]
     ) -> None:
-        """See ``world.Heard``."""
+        """See ``world.OnHandled``."""
         if spec is None:
             self.stalled += isinstance(event, HandoverStalled)
         elif isinstance(event, BatchDone):
@@ -131,7 +131,7 @@ class Judge:
             if record is None:  # nor have those after it arrived
                 still += self._open[position:]
                 break
-            assert isinstance(record, TokenRecord)
+            assert isinstance(record, ArRecord)
             times_s = record.times_s
             waits += self._count(name, record.request.arrival_s, times_s)
             if record.answer is None:

@@ -21,11 +21,11 @@ from stepserve.cost.step_log import StepLog, read_step_logs
 from .cluster import Profiles, make_request, profiles, slo_classes
 from .config import Setting, System
 from .datasets import SimRequest, poisson, published_run, two_hours
+from .executors import TraceExecutors
 from .outcomes import THRESHOLDS, TraceOutcomes
 from .quality import ACCURACY_KIND, accuracy_proxy
-from .record import Record
+from .record import DiffusionRecord
 from .results import finished
-from .rows import TraceRows
 from .run import Point
 
 TRAINING_SEED = 1_000_003
@@ -39,7 +39,7 @@ class TracedLoad:
     """A ``Load`` whose steps are drawn from the outcome model."""
 
     requests: Sequence[Request]
-    rows: TraceRows
+    rows: TraceExecutors
     yields: Yields
     profiles: Profiles
     model: str
@@ -47,7 +47,7 @@ class TracedLoad:
     points_lost: float
     accuracy_kind: str = ACCURACY_KIND
 
-    def accuracy(self, records: Sequence[Record]) -> float | None:
+    def accuracy(self, records: Sequence[DiffusionRecord]) -> float | None:
         """Mean proxy over whole answers; ``None`` where no accuracy was published."""
         done = [r for r in records if finished(r)]
         if not done:
@@ -61,7 +61,7 @@ class TracedLoad:
             return None
         return sum(values) / len(values)
 
-    def _points_lost(self, record: Record) -> float:
+    def _points_lost(self, record: DiffusionRecord) -> float:
         """The price of the system's refresh options, for the refreshes left out (a proxy)."""
         return self.points_lost * record.skipped / max(1, record.cheap_openings)
 
@@ -85,7 +85,7 @@ def make_load(setting: Setting, system: System, point: Point) -> TracedLoad:
             make_request(setting, system, r, e2e_s, slo_class)
             for r, slo_class in zip(drawn, classes, strict=True)
         ],
-        rows=TraceRows(outcomes, ends.get),
+        rows=TraceExecutors(outcomes, ends.get),
         yields=_yields(setting, run.difficulty, drawn),
         profiles=profiles(setting, system),
         model=setting.model,

@@ -18,7 +18,7 @@ from .delays import Delays
 from .faults import Faults
 from .instance import ANSWER, MESSAGE, Instance
 from .links import Links
-from .record import Answered
+from .record import RequestRecord
 
 
 class KvCopies(Protocol):
@@ -38,7 +38,7 @@ class Driver(Protocol):
 
     now_s: float
     instances: dict[InstanceId, Instance]
-    records: dict[RequestId, Answered]
+    records: dict[RequestId, RequestRecord]
     delays: Delays
     faults: Faults
 
@@ -67,7 +67,7 @@ class Transfers:
 
     def __init__(
         self,
-        rows: KvCopies,
+        executors: KvCopies,
         kv_bytes_per_token: float,
         links: "Links[_Copy] | None" = None,
         damaged: Callable[[], bool] = lambda: False,
@@ -76,7 +76,7 @@ class Transfers:
         self.links: Links[_Copy] = links or Links()
         self.kv_bytes_per_token = kv_bytes_per_token
         self.chunks = self.tokens = self.vanished = self.stalled = 0
-        self._rows = rows
+        self._executors = executors
         self._damaged = damaged
         self._due_s = math.inf  # when the links are looked at next
         self._told_s: dict[tuple[InstanceId, InstanceId], float] = {}
@@ -129,7 +129,7 @@ class Transfers:
     def _push(self, instance: Instance, push: PushChunk) -> None:
         driver, source = self._driver, instance.spec.id
         to, request_id, epoch, start, stop, _ = push
-        self._rows.export_kv(source, request_id, start, stop)
+        self._executors.export_kv(source, request_id, start, stop)
         target = driver.instances.get(to)
         if target is None:
             return
@@ -170,5 +170,5 @@ class Transfers:
             )
             landed = ChunkLanded(request_id, epoch, start, stop, intact=False)
         else:
-            self._rows.import_kv(target.spec.id, landed.request_id, landed.start, landed.stop)
+            self._executors.import_kv(target.spec.id, landed.request_id, landed.start, landed.stop)
         self._driver.tell_local(target, landed)

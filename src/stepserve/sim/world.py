@@ -2,7 +2,7 @@
 
 The schedulers are the ones that serve (``control/assemble``); this file only knows how long
 things take. Every message is delivered after a delay, in order per link. A batch takes what
-the true cost model says and does what ``Rows`` says.
+the true cost model says and does what ``Executors`` says.
 
 Events are ordered by (time, priority, sequence): at equal times batches end first, then
 answers of machines and solvers come, then messages, then clients act; within a priority in
@@ -14,6 +14,7 @@ microseconds are reported instead); the KV of a lost or moved request costs what
 recompute step costs.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
@@ -55,16 +56,15 @@ from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import ClusterPlan, Planner
 from stepserve.core.protocols import CostModel, StepPredictor
-from stepserve.core.request import Family, FinishReason, Progress, Request
+from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import SegmentEnd
 from stepserve.core.step import Batch, Step, StepOutcome
 
 from .delays import Delays
+from .executors import Executors
 from .faults import FaultConfig, Faults
 from .instance import ANSWER, BATCH_ENDS, CLIENT, MESSAGE, Instance
-from .record import Answered, Record
-from .rows import Rows
-from .token_record import TokenRecord
+from .record import RequestRecord
 from .transfers import Transfers
 
 Event = tuple[float, int, int, Callable[[Any, Any], None], Any, Any]
@@ -79,7 +79,7 @@ def untimed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
 Learn = Callable[[Request, Progress, StepOutcome, Step], None]
 
 
-Heard = Callable[[InstanceSpec | None, int, float, Any, list[Any]], None]
+OnHandled = Callable[[InstanceSpec | None, int, float, Any, list[Any]], None]
 """Told of every call of ``handle``: instance and incarnation (a global scheduler: none, and how
 many came before it), time, event, actions."""
 
@@ -92,7 +92,8 @@ class World:
         make_global: Callable[[], GlobalScheduler],
         make_local: Callable[[InstanceSpec], LocalScheduler],
         *,
-        rows: Rows,
+        executors: Executors,
+        record: Callable[[Request, int], RequestRecord],
         truth: CostModel,
         predictor: StepPredictor,
         planner: Planner | None = None,
@@ -101,33 +102,35 @@ class World:
         transfers: Transfers | None = None,
         learn: Sequence[Learn] = (),
         timed: Timed = untimed,
-        heard: Heard | None = None,
+        on_handled: OnHandled | None = None,
     ) -> None:
-        """``truth``: true seconds of a batch. ``transfers``: where requests move with their keys
-        and values. ``learn``: told of every executed step. ``timed`` wraps the parts that are
-        called, for those who measure them.
+        """``record`` makes that of a request. ``truth``: true seconds of a batch. ``transfers``:
+        where requests move with their keys and values. ``learn``: told of every executed step.
+        ``timed`` wraps the parts that are called, for those who measure them.
         """
         self.now_s = 0.0
-        self.records: dict[RequestId, Answered] = {}
+        self.records: dict[RequestId, RequestRecord] = {}
         self.instances: dict[InstanceId, Instance] = {}
         self.delays = delays or Delays()
         self.faults = faults or Faults(FaultConfig(), 0)
         self.after_event: Callable[[], None] | None = None
         self.layouts: list[tuple[float, InstanceSpec, bool]] = []  # came up, or went
-        self.unanswered: dict[RequestId, Answered] = {}
+        self.unanswered: dict[RequestId, RequestRecord] = {}
+        self.busy_s: dict[InstanceId, float] = defaultdict(float)
         self.batches = 0
         self.events = 0
         self.losses = 0
         self.restarts = 0
-        self._timed, self._heard = timed, heard
+        self._timed, self._heard = timed, on_handled
         self._make_global = make_global
         self.scheduler = make_global()
         self._global = self._watched("global", self.scheduler.handle, None, 0)
         self._roster = Roster()
         self._cancelled: dict[RequestId, FinishReason] = {}
         self._make_local = make_local
-        self._rows = rows
-        self._run_rows = timed("outcomes", rows.run)
+        self._make_record = record
+        self._executors = executors
+        self._run_steps = timed("outcomes", executors.run)
         self._true_s = truth.step_time_s
         self._predict = timed("predictor", predictor.remaining_steps)
         self._planner = planner
@@ -182,13 +185,13 @@ class World:
     def _watched(
         self, part: str, handle: Callable[..., Any], spec: InstanceSpec | None, incarnation: int
     ) -> Callable[..., Any]:
-        handle, heard = self._timed(part, handle), self._heard
-        if heard is None:
+        handle, on_handled = self._timed(part, handle), self._heard
+        if on_handled is None:
             return handle
 
         def told(now_s: float, event: Any) -> Any:
             actions = handle(now_s, event)
-            heard(spec, incarnation, now_s, event, actions)
+            on_handled(spec, incarnation, now_s, event, actions)
             return actions
 
         return told
@@ -199,10 +202,9 @@ class World:
         request = self._arrivals[index]
         if index + 1 < len(self._arrivals):
             self.at(self._arrivals[index + 1].arrival_s, CLIENT, self._arrive, index + 1)
-        causal = request.family is Family.AUTOREGRESSIVE
-        record = TokenRecord(request, index) if causal else Record(request, index)
+        record = self._make_record(request, index)
         self.records[request.id] = self.unanswered[request.id] = record
-        self._rows.arrive(index, request)
+        self._executors.arrive(index, request)
         self._tell_global(RequestArrived(request))
 
     def cancel_at(self, when_s: float, request_id: RequestId) -> None:
@@ -219,7 +221,7 @@ class World:
         assert record.answer is None, f"a second answer: {action} after {record.answer}"
         record.answer, record.answered_s = action, self.now_s
         del self.unanswered[action.request_id]
-        self._rows.end(action.request_id)
+        self._executors.end(action.request_id)
 
     # -- machines
 
@@ -253,7 +255,7 @@ class World:
         if instance is None:
             return
         self._remove(instance)
-        self._rows.lost(instance_id)
+        self._executors.lost(instance_id)
         if self.transfers is not None:
             self.transfers.lost(instance_id)
         self.losses += 1
@@ -369,11 +371,11 @@ class World:
                 answer = Predicted(request.id, forecast)
                 self.at(when_s, MESSAGE, self.tell_local, instance, answer)
             elif isinstance(action, LoadState):
-                self._rows.load(instance.spec.id, action.request, action.progress)
+                self._executors.load(instance.spec.id, action.request, action.progress)
             elif isinstance(action, FreeState):
-                self._rows.free(instance.spec.id, action.request_id)
+                self._executors.free(instance.spec.id, action.request_id)
             else:
-                assert self.transfers is not None, "only autoregressive requests move with their KV"
+                assert self.transfers is not None, "requests move with their KV only over links"
                 self.transfers.carry(instance, action)
 
     def _run_batch(self, instance: Instance, run: RunBatch) -> None:
@@ -391,7 +393,7 @@ class World:
             record.left(event.progress)
             record.releases += event.end is SegmentEnd.RELEASED
         elif type(event) is HandoverStalled:
-            assert self.transfers is not None, "only autoregressive requests are handed over"
+            assert self.transfers is not None, "requests are handed over only over links"
             self.transfers.stalled += 1
         when_s = self.now_s + self.delays.message_s
         if self.faults.messages_vary:
@@ -404,12 +406,13 @@ class World:
             return
         batch, seconds = run
         if not self.faults.rows_fail:
-            outcomes = self._run_rows(instance.spec.id, batch)
+            outcomes = self._run_steps(instance.spec.id, batch)
         else:
             healthy, failed = self.faults.split(batch)
-            told = {o.request_id: o for o in (*self._run_rows(instance.spec.id, healthy), *failed)}
+            told = {o.request_id: o for o in (*self._run_steps(instance.spec.id, healthy), *failed)}
             outcomes = tuple(told[step.request_id] for step in batch.steps)
         self.batches += 1
+        self.busy_s[instance.spec.id] += seconds
         records = self.records
         for step, outcome in zip(batch.steps, outcomes, strict=True):
             records[step.request_id].take(step, outcome, self.now_s)

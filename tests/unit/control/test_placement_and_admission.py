@@ -13,7 +13,7 @@ from stepserve.cost.step_table import StepTable
 from stepserve.families.assemble import assemble_global
 from stepserve.policies.placement.least_loaded import LeastLoaded
 from stepserve.policies.placement.step_completion import StepCompletion
-from support.toy_tokens import make_token_request
+from support.toy_ar import make_token_request
 from support.toy_world import PROFILE, ToyWorld, make_request, make_spec
 
 PROGRAM = DiffusionProgram()

@@ -10,8 +10,8 @@ from stepserve.core.actions import Finish, Reject
 from stepserve.core.events import HandedOff, HandoverAcknowledged
 from stepserve.core.ids import RequestId
 from stepserve.core.request import Family, FinishReason, Progress, Request
+from stepserve.sim.ar_record import ArRecord
 from stepserve.sim.token_config import TokenSetting
-from stepserve.sim.token_record import TokenRecord
 from stepserve.sim.token_results import held, token_summary
 from stepserve.sim.token_watch import HopelessError, Judge
 
@@ -19,7 +19,7 @@ SETTING = TokenSetting(tbt_s=0.1, patience_s=2.0)
 GROWTH = SimpleNamespace(growth=3)
 
 
-def record(name: str, arrival_s: float, times_s: list[float], *, whole: bool = True) -> TokenRecord:
+def record(name: str, arrival_s: float, times_s: list[float], *, whole: bool = True) -> ArRecord:
     request = Request(RequestId(name), Family.AUTOREGRESSIVE, "m", 8, 64, arrival_s)
     answer = (
         Finish(request.id, FinishReason.STOP, None, "")
@@ -27,7 +27,7 @@ def record(name: str, arrival_s: float, times_s: list[float], *, whole: bool = T
         else Reject(request.id, 1.0, "no room")
     )
     answered_s = times_s[-1] if times_s else arrival_s
-    found = TokenRecord(request, int(name), answer, answered_s, len(times_s))
+    found = ArRecord(request, int(name), answer, answered_s, len(times_s))
     found.times_s = array("d", times_s)
     return found
 
@@ -84,19 +84,19 @@ def test_the_gap_of_a_handover_is_told_apart() -> None:
 class Clockwork:
     """As much of a world as a judge needs: its checks run at their times."""
 
-    def __init__(self, records: list[TokenRecord]) -> None:
+    def __init__(self, records: list[ArRecord]) -> None:
         self.now_s = 0.0
         self.all = {r.request.id: r for r in records}
         self.due: list[tuple[float, object]] = []
 
     @property
-    def records(self) -> dict[RequestId, TokenRecord]:
+    def records(self) -> dict[RequestId, ArRecord]:
         """As the world knows them now: later tokens have not come yet."""
         seen = {}
         for name, whole in self.all.items():
             if whole.request.arrival_s > self.now_s:
                 break
-            part = TokenRecord(whole.request, whole.index)
+            part = ArRecord(whole.request, whole.index)
             part.times_s = array("d", [t for t in whole.times_s if t <= self.now_s])
             part.answer = whole.answer if whole.answered_s <= self.now_s else None
             seen[name] = part
@@ -111,14 +111,14 @@ class Clockwork:
             call(None, None)  # type: ignore[operator]
 
 
-def judge(records: list[TokenRecord], gaps: int, patience_s: float = 2.0) -> Clockwork:
+def judge(records: list[ArRecord], gaps: int, patience_s: float = 2.0) -> Clockwork:
     world = Clockwork(records)
     names = [r.request.id for r in records]
     Judge(world, names, gaps, 0.1, patience_s)  # type: ignore[arg-type]
     return world
 
 
-def steady(name: int, gap_s: float, tokens: int) -> TokenRecord:
+def steady(name: int, gap_s: float, tokens: int) -> ArRecord:
     start_s = name * 1.0
     return record(str(name), start_s, [start_s + 0.5 + gap_s * k for k in range(tokens)])
 

@@ -16,7 +16,7 @@ from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
 
 
-class TokenTruth:
+class ArTruth:
     """What is true of one request: its length, and what reached the frontend so far.
 
     ``executed`` counts inputs: ``prompt_tokens + output_tokens - 1`` if none was computed twice.
@@ -33,22 +33,22 @@ class TokenTruth:
         self.emitted = self.executed = 0
 
 
-class TokenRows:
-    """The ``Rows`` and ``KvCopies`` of autoregressive requests. Truths are kept: predictors ask."""
+class ArExecutors:
+    """``Executors`` and ``KvCopies`` of autoregressive requests. Truths are kept."""
 
     def __init__(self, ends_at: Callable[[int], int | None] = lambda _: None) -> None:
         """``ends_at``: output length at which the ``index``-th request ends by itself."""
         self._ends_at = ends_at
-        self.truths: dict[RequestId, TokenTruth] = {}
+        self.truths: dict[RequestId, ArTruth] = {}
         self.held: dict[InstanceId, dict[RequestId, int]] = {}  # positions with keys and values
         self._filling: set[tuple[InstanceId, RequestId]] = set()  # no step was run yet
 
     def arrive(self, index: int, request: Request) -> None:
-        """See ``Rows.arrive``."""
-        self.truths[request.id] = TokenTruth(request, self._ends_at(index))
+        """See ``Executors.arrive``."""
+        self.truths[request.id] = ArTruth(request, self._ends_at(index))
 
     def load(self, instance: InstanceId, request: Request, progress: Progress) -> None:
-        """See ``Rows.load``. A second one says that what has landed is enough to begin with."""
+        """See ``Executors.load``. The second says that what landed is enough to begin with."""
         rows, name = self.held.setdefault(instance, {}), request.id
         if name in rows:
             assert (instance, name) in self._filling, f"{name} is on {instance} already"
@@ -60,7 +60,7 @@ class TokenRows:
             self._filling.add((instance, name))
 
     def run(self, instance: InstanceId, batch: Batch) -> tuple[StepOutcome, ...]:
-        """See ``Rows.run``."""
+        """See ``Executors.run``."""
         rows, filling = self.held[instance], self._filling
         outcomes = tuple([self._step(instance, rows, step) for step in batch.steps])
         if filling:
@@ -90,12 +90,12 @@ class TokenRows:
         return StepOutcome(request_id, query, truth.emitted, finished)
 
     def free(self, instance: InstanceId, request_id: RequestId) -> None:
-        """See ``Rows.free``."""
+        """See ``Executors.free``."""
         del self.held[instance][request_id]
         self._filling.discard((instance, request_id))
 
     def lost(self, instance: InstanceId) -> None:
-        """See ``Rows.lost``."""
+        """See ``Executors.lost``."""
         for request_id in self.held.pop(instance, ()):
             self._filling.discard((instance, request_id))
 

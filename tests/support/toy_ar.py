@@ -14,11 +14,12 @@ from stepserve.core.request import SLO, Family, FinishReason, Request
 from stepserve.core.segment import Segment
 from stepserve.core.step import Mix
 from stepserve.families.assemble import assemble_global, assemble_local
+from stepserve.sim.ar_executors import ArExecutors
+from stepserve.sim.ar_record import ArRecord
 from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.known_lengths import KnownLengths
 from stepserve.sim.links import Links
-from stepserve.sim.token_rows import TokenRows
 from stepserve.sim.transfers import Transfers
 from stepserve.sim.world import World
 from support.invariants import Invariants
@@ -94,17 +95,17 @@ class TokenWorld(ToyWorld):
         links=None,
         damaged_share=0.0,
         sigma_tokens=0.0,
-        heard=None,
+        on_handled=None,
         **faults,
     ):
         self.rng = random.Random(seed)
         self.config = config or token_config()
         self.specs = specs or [make_spec("i0"), make_spec("i1"), make_spec("i2", 30, 3)]
         self.log, self.requests, self.ends_at = [], [], {}
-        self.rows = TokenRows(self.end_of)
+        self.executors = ArExecutors(self.end_of)
         damage = random.Random(f"{seed}/damage")
         self.transfers = Transfers(
-            self.rows,
+            self.executors,
             KV_BYTES_PER_TOKEN,
             links or Links(25e9),
             damaged=lambda: damage.random() < damaged_share,
@@ -112,17 +113,18 @@ class TokenWorld(ToyWorld):
         self.world = World(
             lambda: make_global(self.config, placement),
             lambda spec: make_local(self.config, spec),
-            rows=self.rows,
+            executors=self.executors,
+            record=ArRecord,
             truth=LinearCost(),
-            predictor=KnownLengths(self.rows, sigma_tokens, seed),
+            predictor=KnownLengths(self.executors, sigma_tokens, seed),
             planner=RandomPlanner(seed),
             delays=delays,
             faults=Faults(FaultConfig(**{"jitter_s": 0.002, **faults}), seed),
             transfers=self.transfers,
             timed=self.logged,
-            heard=heard,
+            on_handled=on_handled,
         )
-        self.world.after_event = Invariants(self.world, self.rows).check
+        self.world.after_event = Invariants(self.world, self.executors).check
 
     def end_of(self, index):
         request = self.world._arrivals[index]
@@ -131,7 +133,7 @@ class TokenWorld(ToyWorld):
 
     @property
     def truths(self):
-        return self.rows.truths
+        return self.executors.truths
 
     @property
     def records(self):
@@ -139,7 +141,7 @@ class TokenWorld(ToyWorld):
 
     def check_rest(self):
         super().check_rest()
-        assert not any(self.rows.held.values()), "nothing is held any more"
+        assert not any(self.executors.held.values()), "nothing is held any more"
         assert self.transfers.links.next_s == float("inf")
         for record in self.records:
             truth = self.truths[record.request.id]

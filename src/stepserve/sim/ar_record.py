@@ -10,7 +10,7 @@ from stepserve.core.ids import InstanceId
 from stepserve.core.request import FinishReason, Progress
 from stepserve.core.step import Step, StepOutcome
 
-from .record import Answered
+from .record import RequestRecord
 
 
 class PlacedSegment(NamedTuple):
@@ -45,7 +45,7 @@ class Handover:
 
 
 @dataclass(slots=True)
-class TokenRecord(Answered):
+class ArRecord(RequestRecord):
     """What became of one autoregressive request, at the frontend.
 
     ``times_s[i]``: when output token i came. Tokens made after the answer went nowhere.

@@ -11,7 +11,7 @@ from stepserve.core.protocols import Placement
 from stepserve.core.segment import Segment
 from stepserve.core.step import Mix
 from stepserve.sim.links import Links
-from support.toy_tokens import (
+from support.toy_ar import (
     LinearCost,
     RandomCuts,
     TokenWorld,
@@ -150,7 +150,7 @@ def test_these_worlds_do_what_they_are_for():
     for seed in range(40):
         local = []
         world = run_token_world(
-            seed, heard=lambda *call, to=local: to.append(call), **random_token_faults(seed)
+            seed, on_handled=lambda *call, to=local: to.append(call), **random_token_faults(seed)
         )
         records += world.records
         losses += world.world.losses
@@ -178,7 +178,7 @@ def test_these_worlds_do_what_they_are_for():
 @pytest.mark.parametrize("seed", [3, 8])
 def test_a_run_repeats_itself_and_fresh_schedulers_repeat_every_action(seed):
     faults, calls = random_token_faults(seed), []
-    world = run_token_world(seed, heard=lambda *call: calls.append(call), **faults)
+    world = run_token_world(seed, on_handled=lambda *call: calls.append(call), **faults)
     assert run_token_world(seed, **faults).log == world.log
     fresh = {}
     for spec, incarnation, now_s, event, actions in calls:

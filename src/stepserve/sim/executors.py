@@ -1,7 +1,7 @@
 """What steps do to requests: drawn from traces, or computed by a real engine.
 
-A simulated cluster asks one ``Rows``. ``TraceRows`` answers from an outcome model;
-``ExecutorRows`` runs every step on an engine's executor (passed in from outside), so that
+A simulated cluster asks one ``Executors``. ``TraceExecutors`` answers from an outcome model;
+``EngineExecutors`` runs every step on an engine's executor (passed in from outside), so that
 tokens, and with them accuracy, are real while time is simulated.
 """
 
@@ -17,7 +17,7 @@ from stepserve.core.step import Batch, Step, StepOutcome
 from .outcomes import TraceOutcomes, Truth
 
 
-class Rows(Protocol):
+class Executors(Protocol):
     """The executors of a cluster, all together."""
 
     def arrive(self, index: int, request: Request) -> None:
@@ -45,7 +45,7 @@ class Rows(Protocol):
         ...
 
 
-class TraceRows:
+class TraceExecutors:
     """Outcomes drawn from a model of how many steps requests need."""
 
     def __init__(
@@ -59,14 +59,14 @@ class TraceRows:
         self.truths: dict[RequestId, Truth] = {}
 
     def arrive(self, index: int, request: Request) -> None:
-        """See ``Rows.arrive``."""
+        """See ``Executors.arrive``."""
         self.truths[request.id] = self._model.start(request, index, self._eos_tokens(index))
 
     def load(self, instance: InstanceId, request: Request, progress: Progress) -> None:
         """Nothing to hold: the truth outlives instances."""
 
     def run(self, instance: InstanceId, batch: Batch) -> tuple[StepOutcome, ...]:
-        """See ``Rows.run``."""
+        """See ``Executors.run``."""
         truths, advance = self.truths, self._step
         if self._some_lost:
             advance = self._step_or_end
@@ -90,11 +90,11 @@ class TraceRows:
         self._some_lost = True
 
     def end(self, request_id: RequestId) -> None:
-        """See ``Rows.end``."""
+        """See ``Executors.end``."""
         del self.truths[request_id]
 
 
-class ExecutorRows:
+class EngineExecutors:
     """Outcomes computed by one executor per instance."""
 
     def __init__(
@@ -107,29 +107,29 @@ class ExecutorRows:
         self.settled: dict[RequestId, dict[int, int]] = {}  # offset -> token id
 
     def arrive(self, index: int, request: Request) -> None:
-        """See ``Rows.arrive``."""
+        """See ``Executors.arrive``."""
         self.settled[request.id] = {}
 
     def load(self, instance: InstanceId, request: Request, progress: Progress) -> None:
-        """See ``Rows.load``."""
+        """See ``Executors.load``."""
         executor = self._executors.get(instance)
         if executor is None:
             executor = self._executors[instance] = self._executor(instance)
         executor.add(request, self._payloads[request.id], progress, self.settled[request.id])
 
     def run(self, instance: InstanceId, batch: Batch) -> tuple[StepOutcome, ...]:
-        """See ``Rows.run``."""
+        """See ``Executors.run``."""
         result = self._executors[instance].run(batch)
         for request_id, tokens in result.settled.items():
             self.settled[request_id].update((t.offset, t.token_id) for t in tokens)
         return result.outcomes
 
     def free(self, instance: InstanceId, request_id: RequestId) -> None:
-        """See ``Rows.free``."""
+        """See ``Executors.free``."""
         self._executors[instance].remove(request_id)
 
     def lost(self, instance: InstanceId) -> None:
-        """See ``Rows.lost``."""
+        """See ``Executors.lost``."""
         self._executors.pop(instance, None)
 
     def end(self, request_id: RequestId) -> None:

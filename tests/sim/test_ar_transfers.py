@@ -11,12 +11,12 @@ from stepserve.core.events import ChunkLanded, HandedOff, TimerExpired
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import Progress
 from stepserve.core.segment import HandoverStage
+from stepserve.sim.ar_record import ArRecord
 from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.links import Links
-from stepserve.sim.token_record import TokenRecord
 from stepserve.sim.transfers import Transfers
-from support.toy_tokens import make_token_request
+from support.toy_ar import make_token_request
 
 R, A, B = RequestId("r0"), InstanceId("a"), InstanceId("b")
 
@@ -28,7 +28,7 @@ class Desk:
         self.now_s, self.heap, self.count = 0.0, [], itertools.count()
         self.delays, self.faults = Delays(message_s=0.1), Faults(FaultConfig(**faults), 0)
         self.instances, self.heard, self.written = {}, [], []
-        self.records = {R: TokenRecord(make_token_request(), 0)}
+        self.records = {R: ArRecord(make_token_request(), 0)}
         self.transfers = Transfers(self, 1.0, Links(100.0, 0.05), damaged)
         self.transfers.attach(self)
         for name in (A, B):

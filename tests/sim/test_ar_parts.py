@@ -13,9 +13,9 @@ from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.segment import Segment
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
+from stepserve.sim.ar_executors import ArExecutors
+from stepserve.sim.ar_record import ArRecord
 from stepserve.sim.known_lengths import KnownLengths
-from stepserve.sim.token_record import TokenRecord
-from stepserve.sim.token_rows import TokenRows
 
 A, B = InstanceId("a"), InstanceId("b")
 
@@ -25,7 +25,7 @@ def request(name="r", prompt=10, output=4, arrival_s=0.0):
 
 
 def rows_with(ends_at=None, **options):
-    rows, one = TokenRows(lambda _: ends_at), request(**options)
+    rows, one = ArExecutors(lambda _: ends_at), request(**options)
     rows.arrive(0, one)
     rows.load(A, one, Progress())
     return rows, one
@@ -134,7 +134,7 @@ def test_an_oracle_tells_the_length_and_what_is_left_of_it():
 
 
 def test_the_error_of_a_request_is_drawn_once_and_is_as_wide_as_asked():
-    rows = TokenRows()
+    rows = ArExecutors()
     requests = [request(f"r{n}", output=1000) for n in range(400)]
     for index, one in enumerate(requests):
         rows.arrive(index, one)
@@ -161,7 +161,7 @@ def test_an_output_that_outgrows_its_prediction_is_expected_to_go_on():
 @pytest.mark.parametrize("sigma", [-1.0, float("inf"), float("nan")])
 def test_a_spread_that_makes_no_sense_is_refused(sigma):
     with pytest.raises(FieldError, match="sigma_tokens"):
-        KnownLengths(TokenRows(), sigma)
+        KnownLengths(ArExecutors(), sigma)
 
 
 # -- records
@@ -184,7 +184,7 @@ def place(record, now_s, epoch, predicted_s, start=0, stop=None):
 
 def split_record():
     """Placed at 1, first token at 2, handed off at 2.1, ready at 2.4, tokens until 4."""
-    record = TokenRecord(request(arrival_s=0.5), 0)
+    record = ArRecord(request(arrival_s=0.5), 0)
     place(record, 1.0, 2, 1.5, start=11)
     place(record, 1.0, 1, 1.0, stop=11)
     take(record, 1.9, 0)
@@ -224,7 +224,7 @@ def test_a_plan_that_was_changed_is_not():
 
 
 def test_a_hand_over_inside_the_prompt_is_in_no_gap():
-    record = TokenRecord(request(), 0)
+    record = ArRecord(request(), 0)
     record.handed_off(1.0, HandedOff(RequestId("r"), 2, Progress(4)))
     take(record, 2.0, 1)
     assert record.handover_gaps_s() == []
@@ -232,7 +232,7 @@ def test_a_hand_over_inside_the_prompt_is_in_no_gap():
 
 
 def test_tokens_come_once_in_order_and_none_after_the_answer():
-    record = TokenRecord(request(), 0)
+    record = ArRecord(request(), 0)
     take(record, 1.0, 1)
     take(record, 2.0, 1)
     with pytest.raises(AssertionError, match="in order"):
