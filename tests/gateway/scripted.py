@@ -74,6 +74,9 @@ def card(**changes):
     return ModelCard(**(facts | changes))
 
 
+AUTOREGRESSIVE = {"family": Family.AUTOREGRESSIVE, "own_fields": frozenset()}
+
+
 def byte_ids(text):
     """One token for each byte, so that tokens cut characters anywhere."""
     alphabet = {byte: index for index in range(300) if (byte := TOKENIZER.token_bytes(index))}
@@ -176,6 +179,7 @@ class ScriptedFrontend:
             forwards=self.forwards[request.id],
             blocks=2,
             forced=1,
+            refreshes=2,
             threshold_min=0.7,
             threshold_mean=0.8,
             queue_s=0.05,

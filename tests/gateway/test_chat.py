@@ -110,4 +110,4 @@ async def test_logprobs_of_batched_neighbours_stay_apart():
 async def test_service_tier_is_echoed():
     reply = (await Gateway(HELLO).chat(service_tier="priority")).json()
     assert reply["service_tier"] == "priority"
-    assert reply["dlm"]["slo_class"] == "interactive"
+    assert reply["slo"]["class"] == "interactive"

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scripted import (
+    AUTOREGRESSIVE,
     BOS,
     EOS,
     SEP,
@@ -18,7 +19,6 @@ from gateway.scripted import (
     stream_events,
 )
 from stepserve.core.payload import SettledToken
-from stepserve.core.request import Family
 
 HELLO = [byte_ids("hel"), byte_ids("lo 🙂")[:-1], [*byte_ids("lo 🙂")[-1:], EOS]]
 
@@ -112,7 +112,7 @@ async def test_default_limit_is_reported():
     """Fault 18."""
     gateway = Gateway(HELLO)
     reply = (await gateway.complete()).json()
-    assert reply["dlm"]["max_tokens"] == 48
+    assert reply["metrics"]["max_tokens"] == 48
     async with gateway.http() as client:
         listed = (await client.get("/v1/models")).json()["data"][0]
     assert listed["default_max_tokens"] == 48
@@ -261,13 +261,31 @@ async def test_usage_chunk_is_last_and_without_choices():
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 3 + 6 + 2, "the end-of-text token is billed"
-    assert "dlm" in events[-1]
-    assert "dlm" not in events[-2]
+    assert {"metrics", "slo", "dlm"} <= events[-1].keys()
+    assert not {"metrics", "slo", "dlm"} & events[-2].keys()
 
 
-async def test_autoregressive_models_have_no_blocks():
-    gateway = Gateway(HELLO, model=card(family=Family.AUTOREGRESSIVE))
-    reply = (await gateway.complete(prompt=[7] * 100, max_tokens=28)).json()
-    assert "blocks" not in reply["dlm"]
-    refused = await gateway.complete(dlm={"block_length": 8})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dlm")
+@pytest.mark.parametrize("options", [{}, {"stream": True}])
+async def test_replies_of_autoregressive_models_do_not_speak_of_denoising(options):
+    gateway = Gateway(HELLO, model=card(**AUTOREGRESSIVE))
+    response = await gateway.complete(prompt=[7] * 100, max_tokens=28, **options)
+    reply = stream_events(response)[-1] if options else response.json()
+    assert "dlm" not in reply
+    assert reply["metrics"]["forwards"] == 3
+    assert reply["slo"]["class"] == "standard"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dlm", {"block_length": 8}),
+        ("threshold", 0.9),
+        ("denoising_steps", 4),
+        ("reasoning_effort", "low"),
+    ],
+)
+async def test_autoregressive_models_refuse_what_only_diffusion_models_know(name, value):
+    refused = await Gateway(HELLO, model=card(**AUTOREGRESSIVE)).complete(**{name: value})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, name)
+    assert "an autoregressive model" in error["message"]

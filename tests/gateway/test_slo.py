@@ -217,10 +217,18 @@ async def test_other_denoising_options():
 async def test_reply_says_how_the_slo_went(e2e_ms, status):
     """The answer takes 0.2 s of the frontend's clock."""
     response = await Gateway(HELLO).complete(slo={"e2e_ms": e2e_ms})
-    dlm = response.json()["dlm"]
-    assert response.headers["x-slo-status"] == dlm["slo_status"] == status
-    assert dlm["slo_missed"] == (["e2e"] if status == "missed" else [])
-    assert dlm["slack_ms"] == (None if e2e_ms is None else e2e_ms - 200)
+    assert response.headers["x-slo-status"] == status
+    assert response.json()["slo"] == {
+        "class": "standard",
+        "e2e_ms": e2e_ms,
+        "ttft_ms": None,
+        "tpot_ms": None,
+        "tbt_ms": None,
+        "status": status,
+        "met": {"none": None, "degraded": True, "missed": False}[status],
+        "missed": ["e2e"] if status == "missed" else [],
+        "slack_ms": None if e2e_ms is None else e2e_ms - 200,
+    }
 
 
 async def test_metrics_of_a_known_trace():
@@ -235,6 +243,11 @@ async def test_metrics_of_a_known_trace():
         "mean_itl_ms": 100,
         "time_per_output_token_ms": 40,
         "tokens_per_second": 24,
+        "forwards": 3,
+        "max_tokens": 48,
+        "migrations": 0,
+        "handovers": 0,
+        "paused_ms": 0,
     }
 
 
@@ -248,6 +261,14 @@ async def test_metrics_of_an_answer_within_one_block():
 
 async def test_dlm_object():
     dlm = (await Gateway(HELLO).complete()).json()["dlm"]
-    assert (dlm["forwards"], dlm["blocks"], dlm["tokens_per_forward"]) == (2, 2, 2.5)
-    assert (dlm["threshold_min"], dlm["threshold_mean"], dlm["forced_commits"]) == (0.7, 0.8, 1)
-    assert (dlm["cache"], dlm["migrations"], dlm["queue_ms"]) == ("prefix", 0, 50)
+    assert dlm == {
+        "forwards": 2,
+        "tokens_per_forward": 2.5,
+        "blocks": 2,
+        "block_length": 16,
+        "threshold_min": 0.7,
+        "threshold_mean": 0.8,
+        "forced_commits": 1,
+        "refreshes": 2,
+        "cache": "prefix",
+    }

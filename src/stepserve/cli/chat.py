@@ -83,6 +83,13 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+_TOLD = {
+    "metrics.forwards": "{:.0f} forwards",
+    "dlm.threshold_mean": "mean threshold {:.2f}",
+    "slo.slack_ms": "slack {:.0f} ms",
+}
+
+
 def cost_line(reply: Reply) -> str:
     """What an answer cost, in one line."""
     parts = [f"{1e3 * (reply.ended_s - reply.sent_s):.0f} ms"]
@@ -90,10 +97,5 @@ def cost_line(reply: Reply) -> str:
         parts.append(f"first text {1e3 * (reply.events[0].at_s - reply.sent_s):.0f} ms")
     if reply.tokens is not None:
         parts.append(f"{reply.tokens} tokens")
-    if (forwards := reply.dlm.get("forwards")) is not None:
-        parts.append(f"{forwards} forwards")
-    if (threshold := reply.dlm.get("threshold_mean")) is not None:
-        parts.append(f"mean threshold {threshold:.2f}")
-    if (slack_ms := reply.dlm.get("slack_ms")) is not None:
-        parts.append(f"slack {slack_ms:.0f} ms")
+    parts += [text.format(reply.told[name]) for name, text in _TOLD.items() if name in reply.told]
     return f"[{', '.join(parts)}]"

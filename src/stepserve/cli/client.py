@@ -6,6 +6,7 @@ event than a small model takes for a step, and would be measured as if it were t
 
 import asyncio
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -65,12 +66,17 @@ class TextEvent:
     tokens: int | None
 
 
+OBJECTS = ("metrics", "slo", "dlm")
+TOLD = ("metrics.forwards", "slo.slack_ms", "dlm.threshold_mean")
+
+
 @dataclass(slots=True)
 class Reply:
     """One answer, filled in while it streams. Times are on the event loop's clock.
 
-    ``tokens`` is the server's own final count. ``dlm`` and ``metrics`` are stepserve's objects
-    of the last event, empty for a foreign server.
+    ``tokens`` is the server's own final count. ``objects`` are stepserve's, by name, as they came;
+    ``told`` are the numbers in them that are read here, by dotted name. A foreign server may give
+    these names another meaning: what is no number is left out, and its name is in ``odd``.
     """
 
     sent_s: float
@@ -80,8 +86,9 @@ class Reply:
     text: str = ""
     events: list[TextEvent] = field(default_factory=list)
     tokens: int | None = None
-    dlm: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, float] = field(default_factory=dict)
+    odd: set[str] = field(default_factory=set)
 
     def take(self, event_type: str, data: str, at_s: float) -> str:
         """Take one event; return its text. Raises ValueError when it is not what was agreed."""
@@ -90,9 +97,10 @@ class Reply:
         body = json.loads(data)
         if "error" in body:
             raise ValueError(_message(body))
-        usage = body.get("usage") or {}
-        self.tokens = usage.get("completion_tokens", self.tokens)
-        self.dlm, self.metrics = body.get("dlm") or self.dlm, body.get("metrics") or self.metrics
+        tokens = self._number(body, "usage.completion_tokens")
+        if tokens is not None:
+            self.tokens = max(self.tokens or 0, int(tokens))
+        self._take_objects(body)
         text = ""
         for choice in body.get("choices") or ():
             text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
@@ -100,8 +108,28 @@ class Reply:
                 self.outcome = Outcome.COMPLETED
         if text:
             self.text += text
-            self.events.append(TextEvent(at_s, usage.get("completion_tokens")))
+            self.events.append(TextEvent(at_s, None if tokens is None else self.tokens))
         return text
+
+    def _take_objects(self, body: Mapping[str, Any]) -> None:
+        for name in OBJECTS:
+            if body.get(name) is not None:
+                self.objects[name] = body[name]
+        for path in TOLD:
+            number = self._number(body, path)
+            if number is not None:
+                self.told[path] = number
+
+    def _number(self, body: Mapping[str, Any], path: str) -> float | None:
+        name, key = path.split(".")
+        whole = body.get(name)
+        value = whole.get(key) if isinstance(whole, Mapping) else whole
+        if value is None:
+            return None
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+        self.odd.add(path if isinstance(whole, Mapping) else name)
+        return None
 
 
 class Client:

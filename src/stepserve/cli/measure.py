@@ -15,7 +15,7 @@ from stepserve.cli.bench_plan import (
     merged,
     request_fields,
 )
-from stepserve.cli.client import Client, Outcome, Reply
+from stepserve.cli.client import OBJECTS, Client, Outcome, Reply
 from stepserve.cli.drive import Record, one_by_one, open_loop
 from stepserve.cli.jobs import Job
 from stepserve.cli.report import Difference, Scored, Summary, summarise
@@ -169,7 +169,7 @@ def _rows(scored: Sequence[Scored]) -> list[Mapping[str, Any]]:
             "met": s.met,
             "correct": s.correct,
             "text": s.record.reply.text,
-            "dlm": s.record.reply.dlm,
+            **{name: s.record.reply.objects.get(name, {}) for name in OBJECTS},
         }
         for s in scored
     ]

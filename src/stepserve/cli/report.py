@@ -166,7 +166,7 @@ def summarise(scored: Sequence[Scored]) -> Summary:
         goodput_tokens_per_s=slo.goodput_tokens_per_s(served, duration_s) if counted else None,
         accuracy=Share.of([s.correct for s in done if s.correct is not None]),
         threshold_mean=_mean_threshold(replies),
-        forwards_mean=_mean(reply.dlm.get("forwards") for reply in replies),
+        forwards_mean=_mean(reply.told.get("metrics.forwards") for reply in replies),
         client_lag_p99_s=lag.p99 if lag else 0.0,
     )
 
@@ -200,7 +200,7 @@ def _mean_threshold(replies: Sequence[Reply]) -> float | None:
     told = [
         (threshold, reply.tokens or 0)
         for reply in replies
-        if (threshold := reply.dlm.get("threshold_mean")) is not None
+        if (threshold := reply.told.get("dlm.threshold_mean")) is not None
     ]
     total = sum(tokens for _, tokens in told)
     return sum(t * n for t, n in told) / total if total else None

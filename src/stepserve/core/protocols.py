@@ -307,7 +307,7 @@ class KvPages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestReport:
-    """What a finished request cost and got; the reply's ``metrics`` and ``dlm`` objects.
+    """What a finished request cost and got; the reply's ``metrics``, ``slo`` and ``dlm``.
 
     Times are seconds. ``slack_s`` is deadline minus completion (negative when late), ``paused_s``
     what passed between the last step on one instance and the first on the next, all together.
@@ -317,6 +317,7 @@ class RequestReport:
     forwards: int = 0
     blocks: int = 0
     forced: int = 0
+    refreshes: int = 0
     threshold_min: float | None = None
     threshold_mean: float | None = None
     migrations: int = 0

@@ -11,7 +11,6 @@ from fastapi.responses import PlainTextResponse, Response
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import Frontend
-from stepserve.core.request import Family
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError, install_error_handlers
 from stepserve.gateway.middleware import BodyLimit, RequestIds
@@ -148,6 +147,6 @@ class _Facts:
             "default_temperature": card.default_temperature,
             "family": card.family.value,
         }
-        if card.family is Family.DIFFUSION:
+        if card.denoises:
             facts["block_lengths"] = card.block_lengths
         return facts

@@ -13,14 +13,28 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 
+DIFFUSION_FIELDS = frozenset(
+    (
+        "dlm",
+        "confidence_threshold",
+        "threshold",
+        "num_denoising_steps",
+        "denoising_steps",
+        "reasoning_effort",
+    )
+)
+FAMILY_FIELDS = DIFFUSION_FIELDS
+"""Fields of requests that not every family has: a model refuses those that are not its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """Facts about the served model that requests are validated against.
 
-    ``context_tokens`` bounds prompt plus output canvas. ``mask_token_id`` may not occur in a
-    prompt: the engine would take it for a position to fill. ``default_cache`` is the only one of a
-    block-causal model (``CacheMode.BLOCK``).
+    ``context_tokens`` bounds prompt plus output canvas. ``own_fields`` are those of
+    ``FAMILY_FIELDS`` that its requests may have; its replies have the objects among them, too.
+    ``mask_token_id`` may not occur in a prompt: the engine would take it for a position to fill.
+    ``default_cache`` is the only one of a block-causal model (``CacheMode.BLOCK``).
     """
 
     id: str
@@ -29,6 +43,7 @@ class ModelCard:
     vocab_size: int
     eos_token_ids: frozenset[int]
     default_max_tokens: int
+    own_fields: frozenset[str] = DIFFUSION_FIELDS
     block_lengths: tuple[int, ...] = (32,)
     default_block_length: int = 32
     mask_token_id: int | None = None
@@ -36,6 +51,11 @@ class ModelCard:
     default_cache: CacheMode = CacheMode.NONE
     default_refresh_scope: RefreshScope = RefreshScope.FULL
     default_thresholds: ThresholdBounds = field(default_factory=ThresholdBounds)
+
+    @property
+    def denoises(self) -> bool:
+        """Whether answers are made block by block, as ``dlm`` of a request may say."""
+        return "dlm" in self.own_fields
 
 
 class Observer(Protocol):

@@ -1,6 +1,6 @@
 """The JSON objects of replies: one class per endpoint, whole answers and stream chunks alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -169,6 +169,7 @@ class Reply:
     created: int
     model: str
     shape: Shape
+    objects: Mapping[str, accounting.Fields]
     service_tier: str | None = None
     usage_chunk: bool = False
     usage_in_chunks: bool = False
@@ -179,7 +180,7 @@ class Reply:
             **self._head(self.shape.whole),
             "choices": [self.shape.complete(choice) for choice in choices],
             "usage": accounting.usage(choices),
-            **_summary(choices),
+            **self._summary(choices),
         }
 
     def opening(self, choices: Sequence[Choice]) -> Iterator[Json]:
@@ -197,11 +198,14 @@ class Reply:
             piece = self.shape.piece(choice, news.delta.text, news.delta.tokens)
             yield self._chunk([piece], choices)
         if news.ended:
-            summary = _summary(choices) if last and not self.usage_chunk else {}
-            yield self._chunk([self.shape.closing(choice)], choices) | summary
+            closing = self._chunk([self.shape.closing(choice)], choices)
+            yield closing if self.usage_chunk or not last else closing | self._summary(choices)
         if last and self.usage_chunk:
             usage = {"usage": accounting.usage(choices)}
-            yield self._chunk([], choices) | usage | _summary(choices)
+            yield self._chunk([], choices) | usage | self._summary(choices)
+
+    def _summary(self, choices: Sequence[Choice]) -> Json:
+        return accounting.summary(choices, self.objects)
 
     def _chunk(self, parts: list[Json], choices: Sequence[Choice]) -> Json:
         chunk = {**self._head(self.shape.chunk), "choices": parts}
@@ -219,7 +223,3 @@ class Reply:
         if self.service_tier is not None:
             head["service_tier"] = self.service_tier
         return head
-
-
-def _summary(choices: Sequence[Choice]) -> Json:
-    return {"metrics": accounting.timing(choices), "dlm": accounting.denoising(choices)}

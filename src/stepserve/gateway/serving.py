@@ -52,6 +52,7 @@ class GenerationService:
         self._tokenizer = tokenizer
         self._translator = Translator(model, tokenizer)
         self._slo = SLOReader(config, observer.header_ignored)
+        self._objects = accounting.objects(model.own_fields)
         self._config = config
         self._observer = observer
         self._unix_time = unix_time
@@ -100,6 +101,7 @@ class GenerationService:
             created=int(unix_s),
             model=self._translator.card.id,
             shape=shape,
+            objects=self._objects,
             service_tier=body.service_tier,
             usage_chunk=bool(options.include_usage),
             usage_in_chunks=bool(options.continuous_usage_stats),

@@ -10,12 +10,11 @@ from stepserve.core.request import (
     SLO,
     CacheMode,
     DiffusionOptions,
-    Family,
     RefreshScope,
     Request,
     ThresholdBounds,
 )
-from stepserve.gateway.contract import ModelCard
+from stepserve.gateway.contract import FAMILY_FIELDS, ModelCard
 from stepserve.gateway.errors import APIError
 from stepserve.gateway.schemas import (
     ChatRequest,
@@ -163,7 +162,7 @@ class Translator:
         asked = one_of(
             {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
         )
-        block = options.block_tokens if self.card.family is Family.DIFFUSION else 1
+        block = options.block_tokens if self.card.denoises else 1
         context, used = self.card.context_tokens, len(prompt.ids)
         lead = used % block if options.cache_mode is CacheMode.BLOCK else 0
         room = (context - used + lead) // block * block - lead
@@ -222,6 +221,13 @@ class Translator:
         )
 
     def _diffusion(self, body: GenerationRequest) -> DiffusionOptions:
+        for name in sorted(FAMILY_FIELDS - self.card.own_fields):
+            if getattr(body, name) is not None:
+                raise FieldError(
+                    name, f"means nothing to {self.card.id!r}, an {self.card.family} model"
+                )
+        if not self.card.denoises:
+            return DiffusionOptions()
         fields = body.dlm or DLMFields()
         threshold = one_of(
             {
@@ -240,17 +246,6 @@ class Translator:
         max_forwards = one_of(
             {"dlm.max_forwards": fields.max_forwards, "dlm.max_nfe": fields.max_nfe}
         )
-        if self.card.family is not Family.DIFFUSION:
-            asked = {
-                "dlm": body.dlm,
-                "confidence_threshold": threshold,
-                "num_denoising_steps": max_steps,
-                "reasoning_effort": body.reasoning_effort,
-            }
-            for name, value in asked.items():
-                if value is not None:
-                    raise FieldError(name, f"{self.card.id!r} is not a diffusion model")
-            return DiffusionOptions()
         if fields.stream_mode == "snapshot":
             raise FieldError("dlm.stream_mode", "snapshots are not supported; streams append")
         if fields.edit_threshold:

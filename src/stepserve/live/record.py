@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.protocols import RequestReport, TokensEmitted, Update
 from stepserve.core.request import Confidence, FinishReason, Progress, Request
+from stepserve.core.step import StepKind
 from stepserve.metrics.latency import AnswerTrace, TextEvent, tpot_s, ttft_s
 from stepserve.metrics.slo import meets, missed
 
@@ -36,6 +37,7 @@ class LiveRecord:
     handovers: int = 0  # to a segment that was planned with the one before
     forwards: int = 0
     forced: int = 0
+    refreshes: int = 0
     threshold_sum: float = 0.0
     threshold_min: float | None = None
     first_step_s: float | None = None
@@ -50,6 +52,7 @@ class LiveRecord:
         outcome, threshold = record.outcome, record.step.threshold
         self.forwards += 1
         self.forced += outcome.forced
+        self.refreshes += record.step.kind is StepKind.RECOMPUTE
         self.confidence = outcome.confidence or self.confidence
         self.finished = outcome.finished
         if threshold is not None:
@@ -109,6 +112,7 @@ class LiveRecord:
             forwards=self.forwards,
             blocks=-(-self.emitted // options.block_tokens),
             forced=self.forced,
+            refreshes=self.refreshes,
             threshold_min=lowest,
             threshold_mean=self.threshold_sum / self.forwards if self.forwards else None,
             migrations=self.migrations,

@@ -55,6 +55,7 @@ class FakeServer:
         self.bodies = []
         self.answers = {}  # prompt -> right answer
         self.status = 200
+        self.report = None  # objects of the last event; ours by default
         self.metrics = ""  # a foreign server has none of ours
 
     async def __call__(self, scope, receive, send):
@@ -77,13 +78,17 @@ class FakeServer:
         prompt = body["messages"][-1]["content"]
         careless = floor < 0.9 and len(prompt) % 2
         text = "Oops." if careless else self.answers.get(prompt, "Hello.")
-        report = {"forwards": 8, "threshold_mean": floor, "slack_ms": 12.0}
+        report = self.report or {
+            "metrics": {"forwards": 8},
+            "slo": {"slack_ms": 12.0},
+            "dlm": {"threshold_mean": floor},
+        }
         chunks = [
             {"choices": [{"delta": {"role": "assistant"}, "finish_reason": None}]},
             {"choices": [{"delta": {"content": text[:2]}}], "usage": {"completion_tokens": 1}},
             {"choices": [{"delta": {"content": text[2:]}}], "usage": {"completion_tokens": 4}},
             {"choices": [{"delta": {}, "finish_reason": "stop"}]},
-            {"choices": [], "usage": {"completion_tokens": 5}, "dlm": report},
+            {"choices": [], "usage": {"completion_tokens": 5}, **report},
         ]
         events = [json.dumps(chunk) for chunk in chunks] + ["[DONE]"]
         return "".join(f"data: {event}\n\n" for event in events).encode()

@@ -59,11 +59,32 @@ def test_a_reply_gathers_text_usage_and_cost():
     reply.take("dlm.snapshot", "provisional, of any shape", 2.5)
     reply.take("", chunk(" you", tokens=5), 3.0)
     reply.take("", chunk(None, "stop"), 3.0)
-    reply.take("", json.dumps({"choices": [], "dlm": {"forwards": 4}, "usage": None}), 3.5)
+    cost = {"metrics": {"forwards": 4}, "dlm": {"threshold_mean": 0.8}}
+    reply.take("", json.dumps({"choices": [], "usage": None, **cost}), 3.5)
     reply.take("", "[DONE]", 4.0)
     assert reply.text == "Hi you"
     assert reply.events == [TextEvent(2.0, 2), TextEvent(3.0, 5)]
-    assert (reply.outcome, reply.tokens, reply.dlm) == (Outcome.COMPLETED, 5, {"forwards": 4})
+    assert (reply.outcome, reply.tokens, reply.objects) == (Outcome.COMPLETED, 5, cost)
+    assert reply.told == {"metrics.forwards": 4, "dlm.threshold_mean": 0.8}
+    assert not reply.odd
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        ({"dlm": [1]}, "dlm"),
+        ({"metrics": "none"}, "metrics"),
+        ({"metrics": {"forwards": "many"}}, "metrics.forwards"),
+        ({"dlm": {"threshold_mean": True}}, "dlm.threshold_mean"),
+        ({"usage": {"completion_tokens": "5"}}, "usage.completion_tokens"),
+        ({"usage": [5]}, "usage"),
+    ],
+)
+def test_names_that_another_server_uses_otherwise_are_left_out(sent, name):
+    reply = Reply(sent_s=0.0)
+    assert reply.take("", chunk("Hi", "stop", **sent), 1.0) == "Hi"
+    assert (reply.outcome, reply.odd) == (Outcome.COMPLETED, {name})
+    assert (reply.told, reply.tokens) == ({}, None)
 
 
 def test_completions_chunks_carry_text():

@@ -22,9 +22,13 @@ from stepserve.cli.report import (
 from stepserve.cli.watch import ServerSide
 
 
-def reply(ended_s, events=(), outcome=Outcome.COMPLETED, tokens=None, sent_s=0.0, **dlm):
+def reply(ended_s, events=(), outcome=Outcome.COMPLETED, tokens=None, sent_s=0.0, **told):
     pieces = [TextEvent(*event) for event in events]
-    return Reply(sent_s, ended_s, outcome, events=pieces, tokens=tokens, dlm=dlm)
+    return Reply(sent_s, ended_s, outcome, events=pieces, tokens=tokens, told=told)
+
+
+def cost(threshold, forwards):
+    return {"dlm.threshold_mean": threshold, "metrics.forwards": forwards}
 
 
 def scored(due_s, answer, deadline_s=None, correct=None):
@@ -37,8 +41,8 @@ BLOCKS = [(1.0, 4), (1.5, 12), (3.0, 16)]
 
 def known_run():
     """Due at 0, 1, 2 and 4; one in time, one late, one rejected, one failed."""
-    fast = reply(3.0, BLOCKS, tokens=16, sent_s=0.5, threshold_mean=0.9, forwards=10)
-    late = reply(7.0, [(6.0, 4), (6.5, 8)], tokens=8, sent_s=1.0, threshold_mean=0.6, forwards=4)
+    fast = reply(3.0, BLOCKS, tokens=16, sent_s=0.5, **cost(0.9, 10))
+    late = reply(7.0, [(6.0, 4), (6.5, 8)], tokens=8, sent_s=1.0, **cost(0.6, 4))
     rejected = reply(2.0, outcome=Outcome.REJECTED, sent_s=2.0)
     failed = reply(10.0, [(5.0, 4)], outcome=Outcome.FAILED, sent_s=4.0)
     return [
