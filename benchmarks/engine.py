@@ -33,6 +33,8 @@ from stepserve.engine.diffusion_offline import Result, denoise
 from stepserve.engine.loader import LoadedModel, load_model
 
 Prompts = list[tuple[int, ...]]
+Counts = tuple[int, int]
+"""Tokens, and forward passes."""
 
 
 def whole_sequence(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -66,7 +68,9 @@ def plain_sampler(
     return (ends[0] + 1 if ends else len(output)), forwards
 
 
-def run_plain(loaded: LoadedModel, prompts: Prompts, given: argparse.Namespace, to_eos: bool):
+def run_plain(
+    loaded: LoadedModel, prompts: Prompts, given: argparse.Namespace, to_eos: bool
+) -> Counts:
     """Tokens and forward passes of all prompts, one after the other."""
     done = [plain_sampler(loaded, p, given.max_tokens, given.block, to_eos) for p in prompts]
     return sum(tokens for tokens, _ in done), sum(forwards for _, forwards in done)
@@ -78,7 +82,7 @@ def run_executor(
     given: argparse.Namespace,
     options: DiffusionOptions,
     concurrent: int,
-):
+) -> Counts:
     """Tokens and forward passes of all prompts, ``concurrent`` of them at a time."""
     results: list[Result] = []
     batches = 0
@@ -102,7 +106,7 @@ def run_executor(
 
 
 def best_seconds(
-    variants: dict[str, Callable[[], tuple[int, int]]], repeats: int, clock: Callable[[], float]
+    variants: dict[str, Callable[[], Counts]], repeats: int, clock: Callable[[], float]
 ) -> dict[str, tuple[int, int, float]]:
     """Tokens, forward passes and best seconds of each variant; the variants take turns."""
     best: dict[str, tuple[int, int, float]] = {}
@@ -140,7 +144,7 @@ def main() -> None:
     prompts = [tuple(prompt_ids(tokenizer, problem.prompt)) for problem in problems]
     executor = DiffusionExecutor(loaded)
 
-    def engine(cache: CacheMode, concurrent: int, **refresh: Any) -> Callable[[], tuple[int, int]]:
+    def engine(cache: CacheMode, concurrent: int, **refresh: Any) -> Callable[[], Counts]:
         options = DiffusionOptions(block_tokens=given.block, cache_mode=cache, **refresh)
         return lambda: run_executor(executor, prompts, given, options, concurrent)
 

@@ -10,11 +10,12 @@ The server is a process of its own, the client runs here; on a machine with two 
 
 import argparse
 import asyncio
+import dataclasses
 import multiprocessing
 import socket
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import httpx
 import uvicorn
@@ -22,7 +23,13 @@ import uvicorn
 from stepserve.core.config import ServeConfig
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams, SettledToken
-from stepserve.core.protocols import RequestEnded, RequestReport, TokensEmitted
+from stepserve.core.protocols import (
+    Frontend,
+    RequestEnded,
+    RequestReport,
+    TokensEmitted,
+    Update,
+)
 from stepserve.core.request import (
     CacheMode,
     DiffusionOptions,
@@ -32,12 +39,14 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.gateway.tokenizer import TextTokenizer
-from stepserve.live.deploy import build_app, build_cluster, load
-from stepserve.live.families import model_folder
+from stepserve.live.deploy import Cluster, build_app, build_cluster
+from stepserve.live.families import load, model_folder
+from stepserve.live.frontend import LiveFrontend
 from stepserve.metrics.latency import percentile
 
 PROMPT = "Sort up: 5, 3, 8."
 TOKENS = 48
+WORLDS = ("instant", "engine")
 BODY = {
     "model": "stepserve-bundled",
     "prompt": PROMPT,
@@ -48,56 +57,40 @@ BODY = {
 CONFIG = ServeConfig(instances=2, threads_per_instance=1, max_running_requests=64)
 
 
-class InstantFrontend:
-    """Answers at once."""
+class InstantFrontend(LiveFrontend):
+    """Answers at once, whatever the cluster behind it does."""
 
-    def __init__(self, token_ids):
+    def __init__(self, cluster: Cluster, token_ids: Sequence[int]) -> None:
+        super().__init__(cluster.loop, cluster.transport)
         self.token_ids = token_ids
 
-    def now_s(self):
-        return time.monotonic()
-
-    async def submit(self, request, payload):
+    async def submit(self, request: Request, payload: Payload) -> AsyncIterator[Update]:
         tokens = [SettledToken(i, self.token_ids[i % len(self.token_ids)]) for i in range(TOKENS)]
         for start in range(0, TOKENS, 12):
             yield TokensEmitted(tuple(tokens[start : start + 12]), start // 12 + 1, self.now_s())
         yield RequestEnded(FinishReason.LENGTH, RequestReport(forwards=4))
 
-    def cancel(self, request_id, reason):
-        pass
 
-    def ready(self):
-        return True
-
-    def healthy(self):
-        return True
-
-    def running(self):
-        return 0.0
-
-    waiting = kv_usage = running
+def build(world: str) -> Cluster:
+    """The cluster behind the gateway, not started."""
+    cluster = build_cluster(CONFIG, load(CONFIG))
+    if world == "engine":
+        return cluster
+    answer = tokenizer().completion_ids(" red, blue, green")
+    return dataclasses.replace(cluster, frontend=InstantFrontend(cluster, answer))
 
 
-@dataclass
-class World:
-    """As much of a cluster as the gateway is built over."""
-
-    frontend: InstantFrontend
+def tokenizer() -> TextTokenizer:
+    return TextTokenizer.from_folder(model_folder(CONFIG.model))
 
 
 def serve(world: str, port: int) -> None:
     """The server process."""
-    loaded = load(CONFIG)
-    cluster = build_cluster(CONFIG, loaded)
-    app = build_app(CONFIG, loaded, cluster)
-    if world == "instant":
-        tokenizer = TextTokenizer.from_folder(model_folder(CONFIG.model))
-        instant = InstantFrontend(tokenizer.completion_ids(" red, blue, green"))
-        app = build_app(CONFIG, loaded, World(instant))
+    cluster = build(world)
+    app = build_app(CONFIG, load(CONFIG), cluster)
 
-    async def run():
-        if world == "engine":
-            cluster.start()
+    async def run() -> None:
+        cluster.start()
         await uvicorn.Server(
             uvicorn.Config(app, port=port, log_level="error", access_log=False)
         ).serve()
@@ -105,12 +98,15 @@ def serve(world: str, port: int) -> None:
     asyncio.run(run())
 
 
-async def closed_loop(call, concurrency: int, requests: int) -> list[float]:
+Call = Callable[[int], Awaitable[None]]
+
+
+async def closed_loop(call: Call, concurrency: int, requests: int) -> list[float]:
     """Seconds of each request, ``concurrency`` of them always under way."""
     left = iter(range(requests))
-    seconds = []
+    seconds: list[float] = []
 
-    async def worker():
+    async def worker() -> None:
         for index in left:
             start = time.perf_counter()
             await call(index)
@@ -120,19 +116,22 @@ async def closed_loop(call, concurrency: int, requests: int) -> list[float]:
     return seconds
 
 
+async def ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/ready")).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
 async def over_http(port: int, stream: bool, concurrency: int, requests: int) -> list[float]:
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=120
     ) as client:
-        while True:
-            try:
-                if (await client.get("/ready")).status_code == 200:
-                    break
-            except httpx.TransportError:
-                await asyncio.sleep(0.05)
+        while not await ready(client):
+            await asyncio.sleep(0.05)
 
-        async def call(index):
+        async def call(index: int) -> None:
             async with client.stream(
                 "POST", "/v1/completions", json=BODY | {"stream": stream}
             ) as r:
@@ -144,8 +143,10 @@ async def over_http(port: int, stream: bool, concurrency: int, requests: int) ->
         return await closed_loop(call, concurrency, requests)
 
 
-async def direct(frontend, ids, concurrency: int, requests: int) -> list[float]:
-    async def call(index):
+async def direct(
+    frontend: Frontend, ids: tuple[int, ...], concurrency: int, requests: int
+) -> list[float]:
+    async def call(index: int) -> None:
         request = Request(
             RequestId(f"{time.perf_counter_ns()}-{index}"), Family.DIFFUSION, "m", len(ids), TOKENS,
             frontend.now_s(),
@@ -159,11 +160,8 @@ async def direct(frontend, ids, concurrency: int, requests: int) -> list[float]:
 
 
 async def direct_times(world: str, concurrency: int, requests: int) -> list[float]:
-    tokenizer = TextTokenizer.from_folder(model_folder(CONFIG.model))
-    ids = tokenizer.completion_ids(PROMPT)
-    if world == "instant":
-        return await direct(InstantFrontend(ids), ids, concurrency, requests)
-    cluster = build_cluster(CONFIG, load(CONFIG))
+    ids = tokenizer().completion_ids(PROMPT)
+    cluster = build(world)
     cluster.start()
     while not cluster.frontend.ready():
         await asyncio.sleep(0.01)
@@ -187,16 +185,17 @@ def show(label: str, base: list[float], http: list[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=512, help="per setting of 64 at a time")
+    parser.add_argument("--world", choices=WORLDS, action="append", help="default: both")
     args = parser.parse_args()
     print(
         f"{'ms':34s} {'direct':>9s} {'http':>9s} {'added':>9s} {'p50':>8s} |{'direct':>9s} "
         f"{'http':>9s} {'added':>9s} {'p99':>8s}"
     )
-    for world in ("instant", "engine"):
+    for world in args.world or WORLDS:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        rows = [(1, args.requests // 8), (64, args.requests)]
+        rows = sorted({(1, max(1, args.requests // 8)), (min(64, args.requests), args.requests)})
         base = {c: asyncio.run(direct_times(world, c, n)) for c, n in rows}
         server = multiprocessing.get_context("spawn").Process(target=serve, args=(world, port))
         server.start()

@@ -16,6 +16,7 @@ is that between two steps of a request on different instances.
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import random
 import statistics
@@ -129,7 +130,9 @@ def in_time(answers: Sequence[Answer]) -> str:
 
 
 def attainment(answers: Sequence[Answer]) -> float:
-    """Percent in time."""
+    """Percent in time; no number if there were none."""
+    if not answers:
+        return math.nan
     return 100.0 * statistics.fmean(answer.late_s <= 0.0 for answer in answers)
 
 

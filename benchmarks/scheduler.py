@@ -21,9 +21,17 @@ import statistics
 import time
 from collections import defaultdict
 
+from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import Finish, Predict, Report, RunBatch, Send
 from stepserve.core.config import ControlConfig, TokenConfig
-from stepserve.core.events import BatchDone, InstanceUp, Predicted, RequestArrived
+from stepserve.core.events import (
+    BatchDone,
+    GlobalEvent,
+    InstanceUp,
+    LocalEvent,
+    Predicted,
+    RequestArrived,
+)
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Work
@@ -56,7 +64,7 @@ class Run:
         self.left: dict[RequestId, int] = {}
         self.done: dict[RequestId, int] = {}
         self.batches: list[tuple[InstanceId, RunBatch]] = []
-        self.locals = {}
+        self.locals: dict[InstanceId, LocalScheduler] = {}
         for index in range(instances):
             name = InstanceId(f"i{index:02d}")
             spec = InstanceSpec(name, 1, 200_000, 16, running_requests // instances)
@@ -65,11 +73,8 @@ class Run:
         for _ in range(running_requests):
             self.arrive()
 
-    def timed(self, scheduler, event):
-        start = time.perf_counter_ns()
-        actions = scheduler.handle(self.now_s, event)
-        self.times[type(event).__name__].append((time.perf_counter_ns() - start) / 1e3)
-        return actions
+    def note(self, event: GlobalEvent | LocalEvent, began_ns: int) -> None:
+        self.times[type(event).__name__].append((time.perf_counter_ns() - began_ns) / 1e3)
 
     def arrive(self) -> None:
         self.arrived += 1
@@ -80,8 +85,11 @@ class Run:
         self.left[request.id], self.done[request.id] = 256, 0
         self.to_global(RequestArrived(request))
 
-    def to_global(self, event) -> None:
-        for action in self.timed(self.scheduler, event):
+    def to_global(self, event: GlobalEvent) -> None:
+        began_ns = time.perf_counter_ns()
+        actions = self.scheduler.handle(self.now_s, event)
+        self.note(event, began_ns)
+        for action in actions:
             match action:
                 case Predict():
                     self.to_global(Predicted(action.request.id, self.forecast(action)))
@@ -90,11 +98,14 @@ class Run:
                 case Finish():
                     self.arrive()
 
-    def forecast(self, action: Predict):
+    def forecast(self, action: Predict) -> StepForecast:
         return self.predictor.remaining_steps(action.request, action.progress, action.thresholds)
 
-    def to_local(self, name, event) -> None:
-        for action in self.timed(self.locals[name], event):
+    def to_local(self, name: InstanceId, event: LocalEvent) -> None:
+        began_ns = time.perf_counter_ns()
+        actions = self.locals[name].handle(self.now_s, event)
+        self.note(event, began_ns)
+        for action in actions:
             match action:
                 case Report():
                     self.to_global(action.event)
@@ -118,13 +129,15 @@ class Run:
         self.to_local(name, BatchDone(action.batch.id, tuple(outcomes), 0.02))
 
 
-def time_places(instances: int, ttft_s: float | None, count: int, seed: int) -> tuple:
+def time_places(
+    instances: int, ttft_s: float | None, count: int, seed: int
+) -> tuple[list[float], list[float], float]:
     """Microseconds of every ``place``, and of the processor; share of requests that were cut."""
     rng = random.Random(seed)
     line = roofline_on_a100("qwen2.5-14b")
     table, tokens = BatchTable({1: line}), TokenConfig(gain=0.05)
     link = Link(line.kv_bytes_per_token, 25e9)
-    loads = []
+    loads: list[InstanceLoad] = []
     for index in range(instances):
         spec = InstanceSpec(InstanceId(f"i{index:03d}"), 1, 200_000, 16, 256)
         rows = [(rng.random() < 0.2, rng.randint(100, 4000)) for _ in range(HELD)]
@@ -134,8 +147,11 @@ def time_places(instances: int, ttft_s: float | None, count: int, seed: int) -> 
         ]
         loads.append(InstanceLoad(spec, HELD, sum(n for _, n in rows), 9999, 0.0, tuple(work)))
     loads.sort(key=lambda load: load.running_tokens)
-    view = ClusterView(0.0, {load.spec.id: load for load in loads})
-    times, busy, cuts = [], [], 0
+    by_id = {load.spec.id: load for load in loads}
+    view = ClusterView(0.0, by_id)
+    times: list[float] = []
+    busy: list[float] = []
+    cuts = 0
     policy = TandemSplit(Occupancy(table, tokens, link), tokens)
     for number in range(count):
         prompt, output = rng.choice(((8192, 32), (2048, 512), (219, 1467), (850, 100)))
@@ -143,8 +159,8 @@ def time_places(instances: int, ttft_s: float | None, count: int, seed: int) -> 
         request = Request(name, Family.AUTOREGRESSIVE, "m", prompt, 4096, 0.0, slo)
         forecast = StepForecast((1.0,), (float(output),), float(output))
         for load in rng.sample(loads, 2):  # where the one before was placed, say
-            work = (*load.work[1:], load.work[0])
-            view.loads[load.spec.id] = loads[loads.index(load)] = load._replace(work=work)
+            turned = load._replace(work=(*load.work[1:], load.work[0]))
+            by_id[load.spec.id] = loads[loads.index(load)] = turned
         for _ in range(8):
             decodes, prefill = rng.randint(0, HELD), rng.choice((0, 128, 512))
             mix = Mix(prefill, prefill * (prefill + 1) // 2, decodes, 1000 * decodes)
@@ -174,7 +190,8 @@ def places(count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", type=int, default=400)
+    parser.add_argument("--batches", type=int, default=400, help="of each setting")
+    parser.add_argument("--places", type=int, default=2000, help="requests placed, of each setting")
     args = parser.parse_args()
     print(f"{'setting':42s} {'events':>7s} {'mean us':>8s} {'p99 us':>8s}  costliest kind (median)")
     for instances, running_requests, batching in (
@@ -200,7 +217,7 @@ def main() -> None:
             f"{label:42s} {len(everything):7d} {mean:8.1f} {p99:8.1f}  {kind} {medians[kind]:.1f}"
             f"  ({mean / LIMIT_US:.2f} x the budget of {LIMIT_US:.0f} us)"
         )
-    places(2000)
+    places(args.places)
 
 
 if __name__ == "__main__":

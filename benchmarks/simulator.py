@@ -14,11 +14,13 @@ import pstats
 import time
 from dataclasses import dataclass
 
+from stepserve.cost.boosted_steps import StepModel
 from stepserve.sim import traced
 from stepserve.sim.config import Setting
+from stepserve.sim.results import denoised
 from stepserve.sim.run import Meter, Point, simulate
 from stepserve.sim.systems import SYSTEMS
-from stepserve.sim.world import World
+from stepserve.sim.world import World, untimed
 
 GOAL_US = 18.0
 """Microseconds per row-step at which the published 2-hour run takes 120 s of CPU."""
@@ -51,17 +53,17 @@ class Result:
 
     @property
     def row_steps(self) -> int:
-        return sum(r.progress.steps for r in self.world.records.values() if r.progress)
+        return sum(r.progress.steps for r in denoised(self.world) if r.progress)
 
 
-def run(name: str, nodes: int, requests: int, model, meter_parts: bool) -> Result:
+def run(name: str, nodes: int, requests: int, model: StepModel | None, meter_parts: bool) -> Result:
     """Simulate a load of so many requests on ``nodes`` nodes of 4 GPUs."""
     setting, system = Setting(nodes=(4,) * nodes, requests=requests), SYSTEMS[name]
     load = traced.make_load(setting, system, Point(name, RATE_PER_GPU_PER_S, 5.0, 0))
     meter = Meter(time.perf_counter, PARTS)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    options = {"timed": meter.timed} if meter_parts else {}
-    world, _ = simulate(setting, system, load, 0, model, **options)
+    timed = meter.timed if meter_parts else untimed
+    world, _ = simulate(setting, system, load, 0, model, timed=timed)
     return Result(world, time.process_time() - cpu_s, time.perf_counter() - wall_s, meter)
 
 
@@ -88,10 +90,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--system", default="dilaserve", choices=list(SYSTEMS))
     parser.add_argument("--requests", type=int, default=1000, help="on 16 GPUs")
+    parser.add_argument("--train", type=int, default=400, help="requests that forecasts learn from")
     parser.add_argument("--profile", action="store_true", help="functions by time, and no more")
     args = parser.parse_args()
     boosted = SYSTEMS[args.system].predictor == "boosted"
-    model = traced.train_predictor(Setting(), requests=400) if boosted else None
+    model = traced.train_predictor(Setting(), requests=args.train) if boosted else None
     if args.profile:
         with cProfile.Profile() as profile:
             run(args.system, 4, args.requests, model, meter_parts=False)

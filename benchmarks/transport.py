@@ -21,15 +21,18 @@ import resource
 import statistics
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import ray
 
 from stepserve.core.config import ServeConfig
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
-from stepserve.core.protocols import RequestEnded, TokensEmitted
+from stepserve.core.protocols import Frontend, RequestEnded, TokensEmitted
 from stepserve.core.request import (
     SLO,
     CacheMode,
@@ -39,20 +42,25 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.engine.bundled.tasks import sample
+from stepserve.engine.loader import LoadedModel
 from stepserve.gateway.tokenizer import TextTokenizer
-from stepserve.live.deploy import build_cluster
+from stepserve.live.deploy import HostInstances, build_cluster
 from stepserve.live.families import describe, load, model_folder
+from stepserve.live.frontend import LiveFrontend
 from stepserve.live.transport_ray import RayCluster
 from stepserve.live.wire import Link
 
 CONFIG = ServeConfig(cluster="ray", instances=2, threads_per_instance=1)
+Ids = tuple[int, ...]
 CONCURRENT = 12
 TOKENS = 48
 LEAST_THROUGHPUT, MOST_LATER_S = 0.95, 0.005
 
 
 @contextlib.asynccontextmanager
-async def running(config, loaded, host):
+async def running(
+    config: ServeConfig, loaded: LoadedModel, host: HostInstances | None
+) -> AsyncIterator[LiveFrontend]:
     cluster = build_cluster(config, loaded, host=host)
     cluster.start()
     while len(cluster.loop.scheduler.ledger.instances) < config.instances:
@@ -63,10 +71,11 @@ async def running(config, loaded, host):
         await cluster.stop()
 
 
-async def serve(frontend, ids, name):
+async def serve(frontend: Frontend, ids: Ids, name: str) -> tuple[float, int]:
     """One request; seconds to its first token, and its tokens."""
     options = DiffusionOptions(ThresholdBounds(0.9, 0.9), 32, CacheMode.DUAL)
-    began_s, first_s, tokens = frontend.now_s(), None, 0
+    began_s, tokens = frontend.now_s(), 0
+    first_s: float | None = None
     made = (RequestId(name), Family.DIFFUSION, "m", len(ids), TOKENS, began_s)
     payload = Payload(ids, SamplingParams(ignore_eos=True))
     async for update in frontend.submit(Request(*made, SLO(), options), payload):
@@ -79,12 +88,12 @@ async def serve(frontend, ids, name):
     return first_s, tokens
 
 
-async def closed(frontend, prompts, tree):
+async def closed(frontend: Frontend, prompts: Sequence[Ids], tree: bool) -> tuple[float, float]:
     """Tokens per second with ``CONCURRENT`` requests under way, and CPU seconds for each token."""
     left, served, began_s = iter(enumerate(prompts)), 0, time.perf_counter()
     used_s = cpu_s(tree)
 
-    async def worker():
+    async def worker() -> None:
         nonlocal served
         for index, ids in left:
             _, tokens = await serve(frontend, ids, f"closed-{index}")
@@ -94,7 +103,7 @@ async def closed(frontend, prompts, tree):
     return served / (time.perf_counter() - began_s), (cpu_s(tree) - used_s) / served
 
 
-async def opened(frontend, prompts, rate_per_s, seed):
+async def opened(frontend: Frontend, prompts: Sequence[Ids], rate_per_s: float, seed: int) -> float:
     """Median seconds to the first token, at Poisson arrivals."""
     chance, jobs = random.Random(seed), []
     for index, ids in enumerate(prompts):
@@ -103,9 +112,10 @@ async def opened(frontend, prompts, rate_per_s, seed):
     return statistics.median(first_s for first_s, _ in await asyncio.gather(*jobs))
 
 
-def cpu_s(tree):
+def cpu_s(tree: bool) -> float:
     """CPU seconds that this process has used; ``tree``: and all that descend from it."""
-    used, parents = {}, {}
+    used: dict[int, int] = {}
+    parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             fields = path.read_text().rpartition(")")[2].split()
@@ -117,12 +127,11 @@ def cpu_s(tree):
     return sum(used[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
-async def compare(rounds, requests):
+async def compare(rounds: int, requests: int, messages: int) -> None:
     tokenizer = TextTokenizer.from_folder(model_folder(CONFIG.model))
     chance = random.Random(0)
     prompts = [
-        tuple(tokenizer.completion_ids(sample(chance, evaluation=True).prompt))
-        for _ in range(requests)
+        tokenizer.completion_ids(sample(chance, evaluation=True).prompt) for _ in range(requests)
     ]
     with RayCluster(CONFIG) as on_ray:
         config = on_ray.config
@@ -132,7 +141,9 @@ async def compare(rounds, requests):
             both = (here, there)
             for frontend in both:  # caches, and the first corrections of the step times
                 await closed(frontend, prompts[: 2 * CONCURRENT], False)
-            ratios, costs, later_s = [], [], []
+            ratios: list[float] = []
+            costs: list[float] = []
+            later_s: list[float] = []
             for number in range(rounds):
                 order = both if number % 2 else both[::-1]
                 found = {f: await closed(f, prompts, f is there) for f in order}
@@ -149,7 +160,7 @@ async def compare(rounds, requests):
                         f" CPU a token, first token after {1e3 * firsts[frontend]:.1f} ms",
                         flush=True,
                     )
-        print_message_costs()
+        print_message_costs(messages)
     ratio, later = statistics.median(ratios), statistics.median(later_s)
     print(f"throughput on Ray / here: {ratio:.3f} (at least {LEAST_THROUGHPUT} wanted)")
     print(f"CPU of a token on Ray / here: {statistics.median(costs):.3f}")
@@ -158,40 +169,41 @@ async def compare(rounds, requests):
 
 @ray.remote(num_cpus=0)
 class Echo:
-    def take(self, data):
+    def take(self, data: bytes) -> tuple[float, float]:
         return resource.getrusage(resource.RUSAGE_SELF)[:2]
 
 
-def listen(carrier):
+def listen(carrier: Connection) -> None:
     """The other end of ``wire``: says what it used, once it heard of the end."""
     began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     link = Link(carrier, lambda item: link.send(used()) if item == "end" else None, "there")
 
-    def used():
+    def used() -> float:
         return sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - began
 
     link.run()
 
 
-def print_message_costs(messages=400, size_bytes=2000):
+def print_message_costs(messages: int, size_bytes: int = 2000) -> None:
     """CPU of both ends for each message, one at a time with 2 ms between them."""
     data, pause = bytes(size_bytes), threading.Event()
 
-    def spend(send):
+    def spend(send: Callable[[], object]) -> float:
         began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         for _ in range(messages):
             send()
             pause.wait(0.002)
         return sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - began
 
-    echo = Echo.remote()
+    echo: Any = Echo
+    echo = echo.remote()
     theirs = sum(ray.get(echo.take.remote(data)))
     calls = spend(lambda: ray.get(echo.take.remote(data)))
     calls += sum(ray.get(echo.take.remote(data))) - theirs
     near, far = multiprocessing.Pipe()
     other = multiprocessing.get_context("spawn").Process(target=listen, args=(far,))
     other.start()
-    heard = []
+    heard: list[float] = []
     link = Link(near, heard.append, "here")
     runs = threading.Thread(target=link.run)
     runs.start()
@@ -207,12 +219,13 @@ def print_message_costs(messages=400, size_bytes=2000):
     print(f"CPU of a message: {calls * each:.2f} ms as a Ray call, {frames * each:.2f} ms by wire")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--messages", type=int, default=400, help="to learn what one costs")
     args = parser.parse_args()
-    asyncio.run(compare(args.rounds, args.requests))
+    asyncio.run(compare(args.rounds, args.requests, args.messages))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def running_at(settled: int) -> RunningRequest:
         segment=Segment(request.id, 0, 100, None, InstanceId("i"), epoch=1),
         progress=progress,
         forecast=forecast,
-        full_tokens=program.full_tokens(request),
+        heavy_tokens=program.heavy_tokens(request),
         light_tokens=program.light_tokens(request),
         heavy_left=program.heavy_left(request, progress, forecast.output_tokens),
         forecast_settled=progress.settled,

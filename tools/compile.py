@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument(
         "folder", type=Path, help="where to put the compiled copy, in place of an older one"
     )
+    parser.add_argument("--only", action="append", metavar="MODULE", help="such as core/segment")
     args = parser.parse_args()
     if SOURCE.resolve().is_relative_to(args.folder.resolve()):
         parser.error(f"{args.folder} holds the sources")
@@ -49,7 +50,7 @@ def main() -> int:
         shutil.rmtree(args.folder / name, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(SOURCE, args.folder / "stepserve", ignore=ignored)
-    files = [f"stepserve/{name}.py" for name in COMPILED]
+    files = [f"stepserve/{name}.py" for name in args.only or COMPILED]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     call = [sys.executable, "-m", "mypyc", "--python-version", version, *files]
     environment = {**os.environ, "MYPYPATH": "."}

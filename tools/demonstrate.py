@@ -7,7 +7,8 @@
 requests with deadlines. `dynaserve`: a random autoregressive model, some of the prompts long, a
 target between tokens. Rates are shares of what the machine can do, which is measured first. What
 this tool does not know goes to `stepserve serve`. Then the event log is replayed. Exits with 1 if a
-request failed, a mechanism was never seen, or the replay differs.
+request failed, a mechanism was never seen, or the replay differs. ``--short`` asks a few requests
+only, too few for every mechanism: that one was never seen is no failure then.
 """
 
 import argparse
@@ -160,8 +161,8 @@ DYNASERVE: Mechanisms = {
 }
 
 
-def shown(mechanisms: Mechanisms, reports: Sequence[Report]) -> bool:
-    """Print what was seen; whether everything was, and every request was answered."""
+def shown(mechanisms: Mechanisms, reports: Sequence[Report]) -> tuple[bool, bool]:
+    """Print what was seen; whether everything was, and whether every request was answered."""
     print()
     seen = {name: count(reports) for name, count in mechanisms.items()}
     for name, value in seen.items():
@@ -169,7 +170,7 @@ def shown(mechanisms: Mechanisms, reports: Sequence[Report]) -> bool:
     asked = sum(report["requests"] for report in reports)
     done = sum(report["completed"] for report in reports)
     print(f"{done} of {asked} requests were answered whole")
-    return all(seen.values()) and done == asked
+    return all(seen.values()), done == asked
 
 
 def traced(events: Path) -> bool:
@@ -197,12 +198,15 @@ def main() -> int:
     """Serve, load, show, replay; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("system", choices=("dilaserve", "dynaserve"))
+    parser.add_argument("--short", action="store_true", help="a few requests, to try it")
     parser.add_argument("--seconds", type=float, default=30.0, help="of load at each rate")
     parser.add_argument("--low", type=float, default=0.4, help="rate, as a share of capacity")
     parser.add_argument("--high", type=float, default=1.5, help="the second one, of dilaserve")
     parser.add_argument("--slo-multiple", type=float, default=3.0, help="of dilaserve")
     parser.add_argument("--tbt-ms", type=float, default=200.0, help="of dynaserve")
     args, others = parser.parse_known_args()
+    if args.short:
+        args.seconds = 0.0
     with tempfile.TemporaryDirectory() as name:
         folder, events = Path(name), Path(name) / "run.jsonl.gz"
         options = ["--events", str(events), "--threads-per-instance", "1"]
@@ -214,11 +218,12 @@ def main() -> int:
             load, mechanisms = dynaserve, DYNASERVE
         with served(folder, [*options, *others]) as url:
             reports = load(url, folder, args)
-        ok = shown(mechanisms, reports)
+        seen, ok = shown(mechanisms, reports)
         ok &= run("replay", str(events)) == 0
         if args.system == "dynaserve":
-            ok &= traced(events)
-    print("\nall seen, all answered, all replayed" if ok else "\nnot all was as it should be")
+            seen &= traced(events)
+        ok &= seen or args.short
+    print("\nall answered, all replayed" if ok else "\nnot all was as it should be")
     return 0 if ok else 1
 
 

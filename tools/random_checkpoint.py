@@ -64,7 +64,8 @@ def weights(config: dict[str, Any], chance: torch.Generator) -> dict[str, torch.
     kv = hidden * kv_heads // heads
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=chance) * shape[-1] ** -0.5
+        scale: float = shape[-1] ** -0.5
+        return torch.randn(shape, generator=chance) * scale
 
     tensors = {
         "model.embed_tokens.weight": normal(config["vocab_size"], hidden) * hidden**0.5,

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from shapes import (
@@ -49,6 +49,8 @@ from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import ModelConfig
 
 PAGE_TOKENS = 16
+
+Kind = TypeVar("Kind", DiffusionExecutor, AutoregressiveExecutor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +248,7 @@ class Bench:
         return small(SHAPES[model]) if self.given.small else SHAPES[model]
 
     @contextmanager
-    def executor(self, loaded: LoadedModel, graphs: str) -> Iterator[Executor]:
+    def executor(self, kind: type[Kind], loaded: LoadedModel, graphs: str) -> Iterator[Kind]:
         """An executor with pages for the widest batch, or for what fits; memory is noted."""
         longest = max(self.plan.context, *self.plan.contexts) + self.plan.most_tokens
         tokens = max(self.plan.widths) * (self.plan.context + 64) + longest
@@ -256,8 +258,6 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
             free, _ = torch.cuda.mem_get_info(self.device)
             pages = min(pages, int(0.6 * free) // page_bytes)
-        causal = loaded.family is Family.AUTOREGRESSIVE
-        kind = AutoregressiveExecutor if causal else DiffusionExecutor
         try:
             yield kind(loaded, page_tokens=PAGE_TOKENS, page_capacity=pages, graphs=graphs)
         finally:
@@ -349,23 +349,20 @@ class Bench:
     def diffusion_model(self, model: str) -> None:
         plan = self.plan
         loaded = build(model, self.config(model), self.device, plan.dtype)
-        with self.executor(loaded, "on") as ex:
+        with self.executor(DiffusionExecutor, loaded, "on") as ex:
+            cached = partial(self.cached, ex, "on")
             for width in plan.few_widths:
-                self.attempt(
-                    f"{model} cached", lambda w=width: self.cached(ex, "on", w, plan.context)
-                )
+                self.attempt(f"{model} cached", partial(cached, width, plan.context))
             for tokens in plan.recompute:
-                self.attempt(f"{model} recompute", lambda n=tokens: self.recompute(ex, n))
+                self.attempt(f"{model} recompute", partial(self.recompute, ex, tokens))
             for width in plan.widths:
                 if width not in plan.few_widths:
-                    self.attempt(
-                        f"{model} cached", lambda w=width: self.cached(ex, "on", w, plan.context)
-                    )
+                    self.attempt(f"{model} cached", partial(cached, width, plan.context))
             for context in plan.contexts:
-                self.attempt(f"{model} cached", lambda c=context: self.cached(ex, "on", 1, c))
-        del ex
+                self.attempt(f"{model} cached", partial(cached, 1, context))
+        del ex, cached
         self.clean()
-        with self.executor(loaded, "off") as ex:
+        with self.executor(DiffusionExecutor, loaded, "off") as ex:
             for width in plan.widths:
                 measure = partial(self.cached, ex, "off", width, plan.context)
                 self.attempt(f"{model} cached, no graphs {width}", measure)
@@ -374,7 +371,7 @@ class Bench:
         plan = self.plan
         loaded = build(model, self.config(model), self.device, plan.dtype)
         for graphs in ("on", "off"):
-            with self.executor(loaded, graphs) as ex:
+            with self.executor(AutoregressiveExecutor, loaded, graphs) as ex:
                 points = [(0, width, plan.context) for width in plan.widths]
                 points += [(0, width, c) for c in plan.contexts for width in plan.few_widths[:2]]
                 if graphs == "on":
