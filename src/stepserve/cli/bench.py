@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from stepserve.cli.bench_plan import DEFAULT_REQUESTS, PRESETS, BenchConfig, make_plan
+from stepserve.cli.bench_plan import DEFAULT_RATE, DEFAULT_REQUESTS, PRESETS, BenchConfig, make_plan
 from stepserve.cli.client import Client, Outcome, Reply
 from stepserve.cli.measure import Result, Stage, measure
+from stepserve.cli.options import check_output, write_json
 from stepserve.cli.report import LAG_WARNING_S, tables, three_digits
-from stepserve.core.errors import FieldError
 
 _DESCRIPTION = """\
 Send requests to any OpenAI-compatible server at the times an arrival process gives, whatever
@@ -67,7 +67,12 @@ def _server_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _arrival_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--rate", type=float, metavar="R", help="mean requests per second")
+    group.add_argument(
+        "--rate",
+        type=float,
+        metavar="R",
+        help=f"mean requests per second; default: {DEFAULT_RATE:g}, or the trace's",
+    )
     group.add_argument(
         "--arrivals",
         default="poisson",
@@ -241,12 +246,12 @@ def _variant(text: str) -> tuple[str, dict[str, Any]]:
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write. Raises StepserveError for what the user can put right."""
     config = BenchConfig(**{f.name: getattr(args, f.name) for f in fields(BenchConfig)})
-    if args.json and not args.json.parent.is_dir():
-        raise FieldError("--json", f"no folder {args.json.parent}")
+    check_output("--json", args.json)
     result = asyncio.run(_measure(config))
-    print_report(result, Console(highlight=False, soft_wrap=True))
-    if args.json:
-        args.json.write_text(json.dumps(result.as_json(args.detailed), indent=1) + "\n")
+    try:
+        print_report(result, Console(highlight=False, soft_wrap=True))
+    finally:  # a run is long: whatever fails, its result is kept
+        write_json("--json", args.json, result.as_json(args.detailed))
     return 0 if all(run.summary.completed for run in result.runs.values()) else 1
 
 
@@ -273,7 +278,9 @@ def _progress() -> Iterator[Stage]:
 
 def print_report(result: Result, out: Console) -> None:
     """The tables, and in sentences what it does not show."""
-    out.print(f"{result.model} at {result.config.url}", markup=False)
+    config, sent = result.config, len(result.plan.arrivals)
+    rate = "at the trace's times" if config.rate is None else f"{config.rate:g} a second"
+    out.print(f"{result.model} at {config.url}: {sent} requests, {rate}", markup=False)
     runs = result.runs.items()
     for table in tables({n: run.summary for n, run in runs}, {n: run.server for n, run in runs}):
         out.print(table)
@@ -298,6 +305,9 @@ def print_report(result: Result, out: Console) -> None:
             said = next((reply.error for reply in errors if reply.outcome is outcome), None)
             if said:
                 out.print(f"{name}: first of the {outcome}: {said}", markup=False)
+        if odd := set[str]().union(*(s.record.reply.odd for s in run.scored)):
+            names = ", ".join(sorted(odd))
+            out.print(f"{name}: left out what the server says in {names}: no number", markup=False)
         if not run.summary.completed:
             out.print(f"{name}: no request was completed")
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stepserve.cli.jobs import Job, bundled_jobs, text_jobs
+from stepserve.cli.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_numbers
 from stepserve.core.errors import FieldError
 from stepserve.sim import workload
 from stepserve.sim.workload import Arrival, RateCurve
@@ -19,11 +20,38 @@ PRESETS = ("fixed", "deadline_fit")
 """Policies that a request can ask for: a pinned threshold, or one that may be lowered."""
 
 DEFAULT_REQUESTS = 100
+DEFAULT_RATE = 4.0
+"""Requests per second: the bundled model is busy with it, and far from overloaded."""
+
+_NUMBERS = {
+    "rate": POSITIVE,
+    "requests": AT_LEAST_ONE,
+    "duration_s": POSITIVE,
+    "jitter_s": NOT_NEGATIVE,
+    "max_total_tokens": AT_LEAST_ONE,
+    "seed": NOT_NEGATIVE,
+    "warmup": NOT_NEGATIVE,
+    "timeout_s": POSITIVE,
+    "prompt_tokens": AT_LEAST_ONE,
+    "max_tokens": AT_LEAST_ONE,
+    "temperature": NOT_NEGATIVE,
+    "deadline_ms": POSITIVE,
+    "slo_multiple": POSITIVE,
+    "slo_per_token_ms": POSITIVE,
+    "tbt_ms": POSITIVE,
+    "base_requests": AT_LEAST_ONE,
+    "threshold": SHARE,
+    "min_threshold": SHARE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """The options of ``stepserve bench`` under their own names; units are in the names."""
+    """The options of ``stepserve bench`` under their own names; units are in the names.
+
+    Raises FieldError for a number that makes no sense. Arrivals that are drawn have
+    ``DEFAULT_RATE`` unless another is given; a trace has its own.
+    """
 
     url: str
     model: str | None = None
@@ -57,6 +85,13 @@ class BenchConfig:
     min_threshold: float | None = None
     compare: Sequence[str] = ()
     variant: Sequence[tuple[str, Body]] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self, _NUMBERS)
+        if self.burst is not None and not all(0.0 <= number < np.inf for number in self.burst):
+            raise FieldError("--burst", "must be three numbers that are not negative")
+        if self.rate is None and not self.arrivals.startswith("trace:"):
+            object.__setattr__(self, "rate", DEFAULT_RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +141,7 @@ def _arrivals(config: BenchConfig) -> tuple[Arrival, ...]:
     rng = np.random.default_rng(config.seed)
     if kind == "trace":
         return _trace(config, argument, rng)
-    if config.rate is None or config.rate <= 0.0:
-        raise FieldError("--rate", f"a positive rate is needed for {kind} arrivals")
+    assert config.rate is not None, "drawn arrivals have one"
     requests = config.requests
     if requests is None and config.duration_s is None:
         requests = DEFAULT_REQUESTS
@@ -121,9 +155,12 @@ def _arrivals(config: BenchConfig) -> tuple[Arrival, ...]:
 def _cv(kind: str, argument: str) -> float:
     if kind == "gamma":
         try:
-            return float(argument)
+            cv = float(argument)
         except ValueError:
-            raise FieldError("--arrivals", f"gamma:CV needs a number, not {argument!r}") from None
+            cv = np.nan
+        if not 0.0 <= cv < np.inf:
+            raise FieldError("--arrivals", f"gamma:CV needs a number, not {argument!r}")
+        return cv
     cvs = {"poisson": 1.0, "constant": 0.0}
     if kind not in cvs or argument:
         raise FieldError("--arrivals", "must be poisson, gamma:CV, constant or trace:FILE")

@@ -2,13 +2,19 @@
 
 import argparse
 import dataclasses
-import json
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepserve.cli.options import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    check_numbers,
+    check_output,
+    option,
+    write_json,
+)
 from stepserve.control.reconfigure import HEADROOM
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
@@ -20,6 +26,14 @@ TOKENS_PER_STEP = (3.02, 3.89, 4.77, 5.65, 6.58)
 
 PUBLISHED = "H100/llada-8b"
 NAMED_DEGREES = (1, 2, 4)
+_NUMBERS = {
+    "nodes": AT_LEAST_ONE,
+    "gpus": AT_LEAST_ONE,
+    "headroom": AT_LEAST_ONE,
+    "overhead_ms": NOT_NEGATIVE,
+}
+TOLERANCE_S = 1e-6
+"""The solver's; a latency within it of the SLO is in time."""
 _EXAMPLES = """\
 examples:
   stepserve plan --rate 8 --prompt-tokens 1062 --output-tokens 256 --slo-s 9.5 --nodes 4 --gpus 4
@@ -52,7 +66,7 @@ class Outlook:
         if self.latency_s is None:
             return 0.0
         pairs = zip(classes, self.latency_s, strict=True)
-        met = sum(c.rate_per_s for c, latency_s in pairs if latency_s <= c.slo_s + 1e-6)
+        met = sum(c.rate_per_s for c, latency_s in pairs if latency_s <= c.slo_s + TOLERANCE_S)
         return met / sum(c.rate_per_s for c in classes)
 
 
@@ -110,14 +124,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, compare with the smallest instances everywhere, print. Raises FieldError."""
+    """Plan, compare with the smallest instances everywhere, print; 1 if no layout is enough.
+
+    Raises FieldError.
+    """
     from stepserve.planning.capacity_ilp import CapacityIlp, StepSplit
     from stepserve.planning.greedy import GreedyPlanner
     from stepserve.planning.layouts import arrange, counts, partitions
     from stepserve.planning.two_stage import TwoStagePlanner
 
-    if args.json and not args.json.parent.is_dir():
-        raise FieldError("--json", f"no folder {args.json.parent}")
+    check_output("--json", args.json)
     published = args.planner == "as_published"
     stage = CapacityIlp(StepSplit.AS_PUBLISHED if published else StepSplit.CORRECTED)
     planner = GreedyPlanner() if args.planner == "greedy" else TwoStagePlanner(stage)
@@ -138,19 +154,15 @@ def run(args: argparse.Namespace) -> int:
     outlooks = {"recommended": outlook(plan.slots), "smallest": outlook(smallest)}
     outlooks["optimum"] = outlook(optimum.slots)
     print(_text(problem, source, plan.why, outlooks))
-    if args.json:
-        result = _as_json(problem, source, plan.why, outlooks)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    write_json("--json", args.json, _as_json(problem, source, plan.why, outlooks))
+    if unmet := _unmet(problem, outlooks["optimum"]):
+        print(unmet)
+    return 1 if unmet else 0
 
 
 def _problem(args: argparse.Namespace) -> tuple[PlanProblem, str]:
     """The problem that the options state, and where its step times are from."""
-    for name in ("nodes", "gpus"):
-        if getattr(args, name) < 1:
-            raise FieldError(f"--{name}", "must be at least 1")
-    if not 1.0 <= args.headroom < math.inf:
-        raise FieldError("--headroom", "must be at least 1")
+    check_numbers(args, _NUMBERS)
     yields = args.tokens_per_step
     if yields is None:
         if tuple(args.thresholds) != ControlConfig().thresholds:
@@ -183,16 +195,15 @@ def _classes(args: argparse.Namespace) -> tuple[WorkloadClass, ...]:
     if args.workload is None:
         for name in names:
             if getattr(args, name) is None:
-                option = f"--{name.replace('_', '-')}"
-                raise FieldError(option, "needed, unless --workload names a file")
+                raise FieldError(option(name), "needed, unless --workload names a file")
         rows = [{name: getattr(args, name) for name in names}]
         rows[0]["rate_per_s"] = rows[0].pop("rate")
         return (_class(rows[0], "--", args.headroom),)
     given = [name for name in names if getattr(args, name) is not None]
     if given:
-        raise FieldError(f"--{given[0].replace('_', '-')}", "is in the file of --workload")
+        raise FieldError(option(given[0]), "is in the file of --workload")
     try:
-        table = tomllib.loads(args.workload.read_text())
+        table = tomllib.loads(args.workload.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise FieldError("--workload", f"cannot read {args.workload}: {error}") from error
     classes = table.get("class")
@@ -206,6 +217,8 @@ def _classes(args: argparse.Namespace) -> tuple[WorkloadClass, ...]:
 def _class(row: Mapping[str, Any], prefix: str, headroom: float) -> WorkloadClass:
     """One class. Raises FieldError with the name that the user gave it."""
     wanted = {"prompt_tokens": int, "output_tokens": int, "slo_s": float, "rate_per_s": float}
+    if not isinstance(row, Mapping):
+        raise FieldError(prefix.removesuffix("."), "must be a table, written [[class]]")
     for name in row:
         if name not in wanted:
             raise FieldError(f"{prefix}{name}", f"unknown key; known: {', '.join(wanted)}")
@@ -219,7 +232,7 @@ def _class(row: Mapping[str, Any], prefix: str, headroom: float) -> WorkloadClas
     except FieldError as error:
         name = error.field
         if prefix == "--":
-            name = "rate" if name == "rate_per_s" else name.replace("_", "-")
+            raise FieldError(option(name.removesuffix("_per_s")), error.message) from error
         raise FieldError(f"{prefix}{name}", error.message) from error
 
 
@@ -252,8 +265,6 @@ def _profiles(args: argparse.Namespace) -> tuple[Tables, str]:
             found[tp] = _load(files[tp])
     if args.overhead_ms is not None:
         overhead_s = args.overhead_ms / 1e3
-    if not 0.0 <= overhead_s < math.inf:
-        raise FieldError("--overhead-ms", "must not be negative")
     tables = {
         tp: tuple((n, s + overhead_s) for n, s in zip(p.sizes, p.seconds, strict=True))
         for tp, p in found.items()
@@ -310,6 +321,19 @@ def _text(problem: PlanProblem, source: str, why: str, outlooks: Mapping[str, Ou
         lines.append(f"Best numbers, whatever a change costs: {optimum}.")
     lines.append("Planned means of a steady state: queueing and spread come on top.")
     return "\n".join(lines)
+
+
+def _unmet(problem: PlanProblem, best: Outlook) -> str | None:
+    """A sentence if even the best layout found misses an SLO, or cannot carry the load."""
+    if best.latency_s is None:
+        return "The load cannot be carried: no layout of these GPUs has the capacity."
+    late = [
+        f"{c.prompt_tokens} + {c.output_tokens} tokens take {latency_s:.3g} s of {c.slo_s:g} s"
+        for c, latency_s in zip(problem.classes, best.latency_s, strict=True)
+        if latency_s > c.slo_s + TOLERANCE_S
+    ]
+    told = "The SLO cannot be met, with no layout of these GPUs: at the best one found, "
+    return f"{told}{'; '.join(late)}." if late else None
 
 
 def _cells(problem: PlanProblem, outlook: Outlook) -> list[str]:

@@ -71,7 +71,9 @@ class Summary:
     events (TBT), ``text_gaps_in_time`` is the share of them within ``--tbt-ms``;
     ``token_gap_s`` is the same shared out over tokens, ``tpot_s`` amortised over the tokens of
     each request. Goodput counts what met its deadline (everything completed, without one).
-    ``threshold_mean`` weighs the server's mean of each request by its tokens.
+    ``accuracy`` is the share of completed answers that are right; ``right_in_time`` the share of
+    all arrivals whose answer is right and met its deadline. ``threshold_mean`` weighs the server's
+    mean of each request by its tokens.
     """
 
     requests: int
@@ -89,6 +91,7 @@ class Summary:
     goodput_requests_per_s: float
     goodput_tokens_per_s: float | None
     accuracy: Share | None
+    right_in_time: Share | None
     threshold_mean: float | None
     forwards_mean: float | None
     client_lag_p99_s: float
@@ -165,6 +168,7 @@ def summarise(scored: Sequence[Scored]) -> Summary:
         goodput_requests_per_s=slo.goodput_requests_per_s(served, duration_s),
         goodput_tokens_per_s=slo.goodput_tokens_per_s(served, duration_s) if counted else None,
         accuracy=Share.of([s.correct for s in done if s.correct is not None]),
+        right_in_time=Share.of([s.correct and s.met for s in scored if s.correct is not None]),
         threshold_mean=_mean_threshold(replies),
         forwards_mean=_mean(reply.told.get("metrics.forwards") for reply in replies),
         client_lag_p99_s=lag.p99 if lag else 0.0,
@@ -270,6 +274,10 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100.0 * share:.1f}"
 
 
+def _share(share: Share | None) -> str:
+    return "-" if share is None else f"{_percent(share.value)} ± {_percent(share.standard_error)}"
+
+
 _Columns = dict[str, Callable[[Summary], str]]
 
 _SERVER: dict[str, Callable[[ServerSide], str]] = {
@@ -296,11 +304,8 @@ _LATENCIES: _Columns = {
     "TPOT ms\np50 / p99": lambda s: _ms(s.tpot_s, "p50", "p99"),
 }
 _QUALITY: _Columns = {
-    "accuracy\n% ± se": lambda s: (
-        "-"
-        if s.accuracy is None
-        else f"{_percent(s.accuracy.value)} ± {_percent(s.accuracy.standard_error)}"
-    ),
+    "accuracy\n% ± se": lambda s: _share(s.accuracy),
+    "right in time\n% ± se": lambda s: _share(s.right_in_time),
     "threshold\nmean": lambda s: three_digits(s.threshold_mean),
     "forwards\nmean": lambda s: three_digits(s.forwards_mean),
 }

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from stepserve.cli import bench
 from stepserve.cli.jobs import bundled_jobs
 
 
@@ -102,6 +103,60 @@ def test_a_report_without_a_folder_is_refused_before_the_run(stepserve, fake_ser
     assert stepserve(*OPTIONS, "--json", "/nowhere/out.json") == 1
     assert "--json: no folder /nowhere" in capsys.readouterr().err
     assert not fake_server.bodies
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--json", "."), "--json: . is a folder, not a file"),
+        (("--seed", "-1"), "--seed: must not be negative"),
+        (("--duration-s", "nan"), "--duration-s: must be a finite number, not nan"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line_before_any_request(
+    stepserve, fake_server, capsys, words, message
+):
+    assert stepserve(*OPTIONS, *words) == 1
+    assert capsys.readouterr().err == f"stepserve bench: {message}\n"
+    assert not fake_server.bodies
+
+
+def test_without_a_rate_there_is_a_default_which_is_said(stepserve, fake_server, capsys):
+    assert stepserve("bench", "--requests", "3", "--warmup", "0") == 0
+    assert "fake at http://127.0.0.1:8000: 3 requests, 4 a second" in capsys.readouterr().out
+
+
+def test_right_in_time_counts_every_arrival(stepserve, known, tmp_path, capsys):
+    """At 0.9 all are right and none in time; at 0.5 all in time, and the careless ones wrong."""
+    path = tmp_path / "out.json"
+    compared = ("--deadline-ms", "600", "--compare", "fixed,deadline_fit", "--json", str(path))
+    assert stepserve(*OPTIONS, *compared) == 0
+    variants = json.loads(path.read_text())["variants"]
+    right = sum(not len(job.prompt) % 2 for job in known) / 30
+    assert variants["fixed"]["right_in_time"]["value"] == 0.0
+    assert variants["deadline_fit"]["right_in_time"]["value"] == pytest.approx(right)
+    assert variants["deadline_fit"]["right_in_time"]["trials"] == 30
+    assert "right in time" in capsys.readouterr().out
+
+
+def test_another_server_may_give_our_names_another_meaning(
+    stepserve, fake_server, tmp_path, capsys
+):
+    path = tmp_path / "out.json"
+    fake_server.report = {"dlm": [1], "metrics": {"forwards": "many"}, "slo": None}
+    assert stepserve(*OPTIONS, "--detailed", "--json", str(path)) == 0
+    said = "run: left out what the server says in dlm, metrics.forwards: no number"
+    assert said in capsys.readouterr().out
+    run = json.loads(path.read_text())["variants"]["run"]
+    assert (run["completed"], run["forwards_mean"], run["records"][0]["dlm"]) == (30, None, [1])
+
+
+def test_results_are_written_even_if_they_cannot_be_shown(stepserve, tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    monkeypatch.setattr(bench, "tables", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        stepserve(*OPTIONS, "--json", str(path))
+    assert json.loads(path.read_text())["variants"]["run"]["completed"] == 30
 
 
 def test_an_idle_server_that_fails_stops_the_benchmark(stepserve, fake_server, capsys):

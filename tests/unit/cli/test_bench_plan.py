@@ -1,6 +1,9 @@
+import math
+
 import pytest
 
 from stepserve.cli.bench_plan import (
+    DEFAULT_RATE,
     BenchConfig,
     base_fields,
     deadlines_s,
@@ -39,6 +42,11 @@ def test_unloaded_requests_are_planned_only_where_they_are_needed():
     assert not make_plan(config(deadline_ms=1.0)).base
 
 
+def test_arrivals_that_are_drawn_have_a_default_rate_and_traces_their_own(trace):
+    assert config(rate=None).rate == DEFAULT_RATE
+    assert config(rate=None, arrivals=f"trace:{trace}").rate is None
+
+
 def test_default_number_of_requests():
     assert len(make_plan(config(requests=None)).jobs) == 100
     assert len(make_plan(config(requests=None, duration_s=1.0)).jobs) < 50
@@ -69,12 +77,21 @@ def test_dropped_requests_are_counted_and_lengths_reach_the_jobs(trace):
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"rate": None}, "--rate"),
+        ({"rate": -1.0}, "--rate"),
+        ({"rate": math.inf}, "--rate"),
+        ({"duration_s": math.nan}, "--duration-s"),
+        ({"seed": -1}, "--seed"),
+        ({"warmup": -1}, "--warmup"),
+        ({"deadline_ms": 0.0}, "--deadline-ms"),
+        ({"threshold": 1.5}, "--threshold"),
+        ({"burst": (0.0, -1.0, 2.0)}, "--burst"),
         ({"arrivals": "uniform"}, "--arrivals"),
         ({"arrivals": "poisson:2"}, "--arrivals"),
         ({"arrivals": "gamma:wild"}, "--arrivals"),
+        ({"arrivals": "gamma:nan"}, "--arrivals"),
         ({"arrivals": "trace:nowhere.csv"}, "--arrivals"),
-        ({"requests": 0}, "--arrivals"),
+        ({"requests": 0}, "--requests"),
+        ({"requests": -1}, "--requests"),
         ({"compare": ("fixed", "magic")}, "--compare"),
         ({"dataset": "random"}, "--prompt-tokens"),
     ],

@@ -57,20 +57,27 @@ def test_headroom_and_host_time_count(profiles, tmp_path):
 def test_a_load_beyond_every_layout_is_called_so(profiles, tmp_path, capsys):
     out = tmp_path / "plan.json"
     line = "--rate 99 --prompt-tokens 1062 --output-tokens 256 --slo-s 4"
-    ask(f"{line} --json {out}", *profiles)
-    assert "overloaded" in capsys.readouterr().out
+    assert ask(f"{line} --json {out}", *profiles) == 1
+    text = capsys.readouterr().out
+    assert "overloaded" in text
+    assert text.endswith("The load cannot be carried: no layout of these GPUs has the capacity.\n")
     smallest = json.loads(out.read_text())["smallest"]
     assert smallest["overloaded"]
     assert smallest["within_slo"] == 0.0
 
 
-def test_an_slo_that_one_class_misses(profiles, tmp_path):
+def test_an_slo_that_one_class_misses(profiles, tmp_path, capsys):
     workload, out = tmp_path / "classes.toml", tmp_path / "plan.json"
     workload.write_text(
         "[[class]]\nprompt_tokens = 300\noutput_tokens = 64\nslo_s = 5\nrate_per_s = 3\n"
         "[[class]]\nprompt_tokens = 300\noutput_tokens = 512\nslo_s = 0.2\nrate_per_s = 1.0\n"
     )
-    ask(f"--workload {workload} --json {out}", *profiles)
+    assert ask(f"--workload {workload} --json {out}", *profiles) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "The SLO cannot be met" in last
+    assert "300 + 512 tokens take" in last
+    assert "s of 0.2 s" in last
+    assert "300 + 64" not in last
     result = json.loads(out.read_text())["recommended"]
     assert result["within_slo"] == pytest.approx(0.75)
     assert result["slack"] < 1.0
@@ -105,6 +112,10 @@ def test_the_named_profile_needs_no_data_folder(planner, tmp_path, monkeypatch, 
         ("--workload missing.toml", "--workload"),
         (f"{LOAD} --workload missing.toml", "--prompt-tokens"),
         (f"{LOAD} --json nowhere/out.json", "--json"),
+        (f"{LOAD} --json .", "--json"),
+        (f"{LOAD} --headroom nan", "--headroom"),
+        (f"{LOAD} --overhead-ms inf", "--overhead-ms"),
+        ("--rate 1 --prompt-tokens 9 --output-tokens 9 --slo-s nan", "--slo-s"),
     ],
 )
 def test_a_wrong_option_is_named(line, option):
@@ -118,6 +129,7 @@ def test_a_wrong_option_is_named(line, option):
     [
         ("", "--workload"),
         ("class = 1", "--workload"),
+        ("class = [1]", "--workload: class[0]"),
         ("[[class]]\nprompt_tokens = 1\n", "--workload: class[0].output_tokens"),
         ("[[class]]\nprompts = 1\n", "--workload: class[0].prompts"),
         (

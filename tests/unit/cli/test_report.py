@@ -137,10 +137,10 @@ def test_tables_show_a_row_for_each_variant():
     for row in (
         "fixed 2 / 1 / 1 25.0 - 0.10 1.60 500",
         "fixed 4500 / 3000 / 6000 1000 / 5000 500 / 1500 125 / 167",
-        "fixed 50.0 ± 35.4 0.80 7.00",
+        "fixed 50.0 ± 35.4 25.0 ± 21.7 0.80 7.00",
         "deadline_fit 1 / 0 / 0 - - 1.00 - 0.00",
         "deadline_fit 1000 / 1000 / 1000 - - -",
-        "deadline_fit - - -",
+        "deadline_fit - - - -",
         "deadline_fit 0.50 / 0.75 5 40 3 2 / 1 81.2",
     ):
         assert row in rows
