@@ -29,25 +29,26 @@ benchmarks: $(READY)
 	$(BIN)/python benchmarks/gateway.py
 
 # Short versions of some experiments, tables on the screen: minutes, on two cores.
-QUICK := $(foreach name,headline load-llada-gsm8k ablations bundled two-hours hybrid ar-fixed ar-budget,\
-	$(patsubst experiments/%/config.toml,%,$(wildcard experiments/$(name)/config.toml)))
+QUICK := headline/headline load-sweeps/llada-gsm8k ablations/ablations bundled/bundled \
+	two-hours/two-hours hybrid/hybrid ar-fixed/ar-fixed ar-parts/budget
 
 experiments-quick: $(READY)
-	for name in $(QUICK); do $(BIN)/stepserve simulate experiments/$$name/config.toml \
-		--quick --jobs 2 --out out/quick/$$name || exit 1; done
+	for name in $(QUICK); do $(BIN)/stepserve simulate experiments/$$name.toml \
+		--quick --jobs 2 --out out/quick/$$name && \
+		cp out/quick/$$name/results.json out/quick/$$name.json || exit 1; done
 	$(BIN)/python experiments/tables.py --results out/quick
 
-# All of them in full, into the committed results, pictures and tables: hours. It says how long.
-FULL := $(filter-out experiments/smoke/%,$(wildcard experiments/*/config.toml))
+# All of them in full, into the committed results, figures and tables: hours. It says how long.
+FULL := $(filter-out smoke/%,$(patsubst experiments/%.toml,%,$(wildcard experiments/*/*.toml)))
 
 experiments: $(READY)
 	start=$$(date +%s); \
-	for config in $(FULL); do name=$$(basename $$(dirname $$config)); \
-		$(BIN)/stepserve simulate $$config --jobs 2 --out out/full/$$name || exit 1; \
-		cp out/full/$$name/results.json experiments/$$name/; \
+	for name in $(FULL); do \
+		$(BIN)/stepserve simulate experiments/$$name.toml --jobs 2 --out out/full/$$name && \
+		cp out/full/$$name/results.json experiments/$$name.json || exit 1; \
 		echo "$$name: $$(( ($$(date +%s) - start) / 60 )) minutes since the start"; done
-	cp out/full/ar-overhead/timing.json experiments/ar-overhead/
-	$(BIN)/python experiments/plot.py --all
+	cp out/full/ar-parts/overhead/timing.json experiments/ar-parts/overhead.timing.json
+	$(BIN)/python experiments/plot.py
 	$(BIN)/python experiments/tables.py --write
 
 $(READY): pyproject.toml

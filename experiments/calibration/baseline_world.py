@@ -52,7 +52,9 @@ def latencies(
     load, busy = [0] * instances, [stall_s > 0.0] * instances
     waiting: deque[int] = deque()
     admitted = 0
-    heap = [(job.arrival_s, 0, index) for index, job in enumerate(jobs)]
+    heap: list[tuple[float, int, tuple[int, ...]]] = [
+        (job.arrival_s, 0, (index,)) for index, job in enumerate(jobs)
+    ]
     heap += [(stall_s, 1 + e, ()) for e in range(instances) if busy[e]]
     heapq.heapify(heap)
 
@@ -98,7 +100,7 @@ def latencies(
     while heap:
         now_s, kind, what = heapq.heappop(heap)
         if kind == 0:
-            waiting.append(what)
+            waiting.extend(what)
         else:
             end(kind - 1, what, now_s)
             busy[kind - 1] = False

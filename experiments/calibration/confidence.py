@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stepserve.core.ids import RequestId
 from stepserve.core.request import Family, Progress, Request
 from stepserve.core.step import Step, StepKind
 from stepserve.cost.boosted_fit import PUBLISHED_BY_FEATURES, PUBLISHED_BY_REFRESH, study
@@ -28,7 +29,7 @@ def log_requests(path: Path, dataset: str, outcomes: TraceOutcomes) -> None:
     log = StepLog(path)
     for r in poisson(dataset, 1.0, REQUESTS, 0):
         request = Request(
-            f"r{r.index}", Family.DIFFUSION, "", r.prompt_tokens, r.output_tokens, 0.0
+            RequestId(f"r{r.index}"), Family.DIFFUSION, "", r.prompt_tokens, r.output_tokens, 0.0
         )
         truth = outcomes.start(request, r.index)
         step = Step(request.id, StepKind.CACHED, 32, 32, THRESHOLDS[r.index % 5])

@@ -90,7 +90,9 @@ def jobs_of(requests: tuple[SimRequest, ...], scale: float, seed: int) -> list[J
     ]
 
 
-def attainment(run: str, scale: float, host_s: float, row_s: float, seeds: tuple[int, ...]) -> list:
+def attainment(
+    run: str, scale: float, host_s: float, row_s: float, seeds: tuple[int, ...]
+) -> list[float]:
     """Attainment % at the published loads, mean over seeds."""
     model, dataset = run.split("/")
     seconds = clock(replace(step_profile("H100", model, 1), host_s=host_s, host_row_s=row_s))

@@ -88,7 +88,7 @@ def fit_prefills(shape: ModelShape, floor_ms: float) -> Floats:
     ms = np.array(list(points.values()))
     matrix = np.array(list(points), dtype=float)
     beside_floor = 1.0 - floor_ms / ms  # relative errors of the whole, with the floor given
-    found = np.linalg.lstsq(matrix / ms[:, None], beside_floor, rcond=None)[0]
+    found: Floats = np.linalg.lstsq(matrix / ms[:, None], beside_floor, rcond=None)[0]
     return np.maximum(found, 0.0)
 
 
@@ -125,7 +125,8 @@ def _round(ms: float) -> float:
 def error(pairs: Iterable[tuple[float, float]]) -> tuple[float, float, float]:
     """Median, 95th percentile and maximum of the relative error, in %."""
     found = 100 * np.array([abs(ours / true - 1.0) for ours, true in pairs])
-    return tuple(float(round(x, 1)) for x in (*np.percentile(found, (50, 95)), found.max()))
+    median, p95 = np.percentile(found, (50, 95))
+    return round(float(median), 1), round(float(p95), 1), round(float(found.max()), 1)
 
 
 def errors(model: str, constants: dict[str, Any]) -> dict[str, tuple[float, float, float]]:

@@ -17,7 +17,7 @@ from stepserve.sim.config import read
 from stepserve.sim.run import points, run_point
 from stepserve.sim.systems import SYSTEMS
 
-SMOKE = Path(__file__).parent.parent.parent / "experiments" / "smoke" / "config.toml"
+SMOKE = Path(__file__).parent.parent.parent / "experiments" / "smoke" / "smoke.toml"
 
 PINS = {
     "smoke": "d42e5a7e9654406ee0ac113eb08e6a1f0382c8ecebc1a33e2500f0e29a9a73ae",

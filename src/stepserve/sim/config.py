@@ -201,12 +201,15 @@ def read(path: Path, known: Mapping[str, System], *, quick: bool = False) -> Exp
 def read_table(path: Path, *, quick: bool = False) -> dict[str, Any]:
     """An experiment's table, that of ``[quick]`` laid over it or left out.
 
+    ``[figure]`` is of ``experiments/lib/figures.py`` alone.
+
     Raises FieldError if there is none.
     """
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise FieldError("config", f"{path} cannot be read: {error}") from error
+    table.pop("figure", None)
     changes = table.pop("quick", {})
     return merged(table, changes) if quick else table
 

@@ -108,7 +108,7 @@ EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_committed_experiments_can_be_read(quick: bool) -> None:
-    tables = [read_table(path, quick=quick) for path in EXPERIMENTS.glob("*/config.toml")]
+    tables = [read_table(path, quick=quick) for path in EXPERIMENTS.glob("*/*.toml")]
     causal = [table for table in tables if table.get("family") == "autoregressive"]
     assert causal
     for table in causal:

@@ -1,0 +1,1 @@
+"""Results of experiments: reading, choosing, averaging over seeds, tables and figures."""
