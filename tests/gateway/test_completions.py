@@ -227,6 +227,21 @@ async def test_logprobs():
     assert (await gateway.complete()).json()["choices"][0]["logprobs"] is None
 
 
+async def test_a_leading_space_that_the_decoder_drops(monkeypatch):
+    """Whole and streamed alike; after the echo of the prompt it stays, between two words."""
+    monkeypatch.setattr(TOKENIZER, "lead", " ")
+    space, a, b = byte_ids(" ab")
+    gateway = Gateway([[space, a], [b]])
+    whole = (await gateway.complete(logprobs=0)).json()["choices"][0]
+    assert (whole["text"], whole["logprobs"]["text_offset"]) == ("ab", [0, 0, 1])
+    events = stream_events(await gateway.complete(stream=True, logprobs=0))
+    assert "".join(event["choices"][0]["text"] for event in events) == "ab"
+    offsets = [event["choices"][0]["logprobs"] for event in events[:2]]
+    assert [o["text_offset"] for o in offsets] == [[0, 0], [1]]
+    echoed = (await gateway.complete(echo=True)).json()["choices"][0]
+    assert echoed["text"] == "ab ab"
+
+
 async def test_a_token_ruled_out_has_a_finite_logprob():
     """JSON has no infinity."""
     a, b = byte_ids("ab")

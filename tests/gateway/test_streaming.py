@@ -9,10 +9,10 @@ from stepserve.core.request import FinishReason
 from stepserve.gateway.streaming import ChoiceText, EndRules
 
 
-def run(ids, chunks=None, **rules):
+def run(ids, chunks=None, lead="", **rules):
     """Feed ids cut into chunks of the given sizes; return the choice and its deltas."""
     rules = EndRules(**({"max_tokens": 10_000, "eos_token_ids": frozenset({EOS})} | rules))
-    choice = ChoiceText(TOKENIZER.token_bytes, rules)
+    choice = ChoiceText(TOKENIZER.token_bytes, rules, lead)
     tokens, deltas, start = settled(ids), [], 0
     for size in chunks or [1] * len(ids):
         deltas.append(choice.feed(tokens[start : start + size]))
@@ -43,6 +43,14 @@ def test_stops_do_not_depend_on_chunks_or_tokens(text, stops, chunks, include, b
     assert "".join(delta.text for delta in deltas) == choice.text == expected
     assert choice.stop_reason == (None if found is None else text[found[1] : found[0]])
     assert choice.finish is FinishReason.STOP
+
+
+@given(texts, stop_lists, chunkings)
+def test_a_leading_space_is_left_out_before_stops_are_looked_for(text, stops, chunks):
+    choice, _ = run(byte_ids(text), chunks, lead=" ", stops=tuple(stops))
+    shown, _ = run(byte_ids(text.removeprefix(" ")), stops=tuple(stops))
+    assert (choice.text, choice.stop_reason) == (shown.text, shown.stop_reason)
+    assert choice.left_out == text.startswith(" ")
 
 
 @given(texts, stop_lists, chunkings)

@@ -27,6 +27,15 @@ def test_round_trip(text):
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
+def test_a_decoder_that_drops_the_first_space():
+    raw = Tokenizer.from_str(TOKENIZER._tokenizer.to_str())
+    raw.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer = TextTokenizer(raw, {})
+    for text in ("hello", " hello", "  hello world", " ", ""):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == raw.decode(ids)
+
+
 def test_completion_template():
     assert TOKENIZER.completion_ids("ab") == (BOS, *TOKENIZER.encode("ab"), SEP)
 

@@ -60,6 +60,7 @@ def test_streamed_answers_to_generated_problems_are_right(url):
     for problem in problems:
         text, reasons, _ = ask(client, problem)
         assert [r for r in reasons if r] == ["stop"]
+        assert text == text.strip()
         right += correct(problem, text)
     assert right >= 9, f"{right} of 12 right; about 11 are expected"
 

@@ -7,7 +7,12 @@ from typing import Any
 
 from stepserve.cli.client import Client, Outcome, Reply
 from stepserve.core.errors import StepserveError
+from stepserve.engine.bundled.tasks import known_question
 
+BUNDLED = "stepserve-bundled"
+_FOUR_TASKS = """\
+[the bundled model knows four tasks alone: try "Sort up: 5, 3, 8.", "Tom has 5 apples. He buys 3. How \
+many apples?", "Write a story: Tom, a fox, a red kite, the park." or "Tom told Ana. Keep Tom."]"""
 _DESCRIPTION = """\
 Ask one question, or hold a conversation when none is given (end it with an empty line). Each
 answer streams to standard output; what it cost is one line on standard error."""
@@ -50,6 +55,8 @@ async def _converse(args: argparse.Namespace) -> int:
             if reply.outcome is not Outcome.COMPLETED:
                 raise StepserveError(f"{reply.outcome}: {reply.error}")
             print(cost_line(reply), file=sys.stderr)
+            if model == BUNDLED and not known_question(question):
+                print(_FOUR_TASKS, file=sys.stderr)
             if args.question:
                 break
             messages.append({"role": "assistant", "content": reply.text})

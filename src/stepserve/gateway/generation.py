@@ -38,7 +38,9 @@ class Choice:
 
     def __init__(self, sample: Sample, tokenizer: TextTokenizer) -> None:
         self.sample = sample
-        self.text = ChoiceText(tokenizer.token_bytes, sample.rules)
+        self.text = ChoiceText(
+            tokenizer.token_bytes, sample.rules, "" if sample.echo else tokenizer.lead
+        )
         self.events: list[TextEvent] = []
         self.report: RequestReport | None = None
         self.failure: APIError | None = None

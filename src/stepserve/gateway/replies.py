@@ -77,10 +77,10 @@ class CompletionShape:
         if choice.sample.payload.sampling.logprobs is None or not tokens:
             return None
         names = [self._tokenizer.token_name(token.token_id) for token in tokens]
-        offset = self._offsets.get(choice.sample.index, 0)
+        offset = self._offsets.get(choice.sample.index, -choice.text.left_out)
         offsets = []
         for name in names:
-            offsets.append(offset)
+            offsets.append(max(0, offset))
             offset += len(name)
         self._offsets[choice.sample.index] = offset
         return {

@@ -37,14 +37,19 @@ class Delta:
 class ChoiceText:
     """The text of one choice, as far as it has come.
 
-    ``stop_reason`` is the stop string or stop token id that ended it (vLLM's field).
+    ``stop_reason`` is the stop string or stop token id that ended it (vLLM's field). ``lead`` is
+    left out where the text begins with it; ``left_out`` is how many characters that were.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], rules: EndRules) -> None:
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], rules: EndRules, lead: str = ""
+    ) -> None:
         self._token_bytes = token_bytes
         self._rules = rules
         # Holds back incomplete UTF-8 sequences; turns invalid ones into U+FFFD.
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._lead = lead
+        self.left_out = 0
         self._held = ""
         self._shown: list[str] = []
         self.tokens: list[SettledToken] = []
@@ -82,13 +87,19 @@ class ChoiceText:
             return self._finish(FinishReason.STOP)
         if may_stop and token.token_id in rules.stop_token_ids:
             self.stop_reason = token.token_id
-            last = (
-                self._utf8.decode(self._token_bytes(token.token_id)) if rules.include_stop else ""
-            )
+            last = self._decoded(token.token_id) if rules.include_stop else ""
             return self._finish(FinishReason.STOP, last)
-        text = self._push(self._utf8.decode(self._token_bytes(token.token_id)), may_stop)
+        text = self._push(self._decoded(token.token_id), may_stop)
         if self.finish is None and len(self.tokens) >= rules.max_tokens:
             text += self._finish(FinishReason.LENGTH)
+        return text
+
+    def _decoded(self, token_id: int) -> str:
+        """The whole characters that a token completes."""
+        text = self._utf8.decode(self._token_bytes(token_id))
+        if text and self._lead:
+            text, whole = text.removeprefix(self._lead), text
+            self._lead, self.left_out = "", len(whole) - len(text)
         return text
 
     def _push(self, piece: str, may_stop: bool) -> str:

@@ -25,8 +25,13 @@ class TextTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-        """Raises FieldError when the vocabulary is not byte-level."""
+        """Raises FieldError when the vocabulary is not byte-level.
+
+        ``lead`` is what the decoder leaves out at the beginning of a text.
+        """
         self._tokenizer = tokenizer
+        decoders = _decoders(tokenizer)
+        self.lead = "".join(d["content"] * d["start"] for d in decoders if d["type"] == "Strip")
         self._bytes = _byte_table(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in added.items() if token.special)
@@ -80,7 +85,8 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out, invalid bytes as U+FFFD."""
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        return text.removeprefix(self.lead)
 
     def _fill(self, template: Template, field: str, **values: Any) -> tuple[int, ...]:
         try:
@@ -117,12 +123,17 @@ def _named_template(template: Any) -> str | None:
     return None if template is None else str(template)
 
 
+def _decoders(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The decoder's steps, in order. Raises FieldError unless they turn bytes into text."""
+    decoder = json.loads(tokenizer.to_str())["decoder"] or {"type": None}
+    steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
+    if not any(step["type"] == "ByteLevel" for step in steps):
+        raise FieldError("tokenizer.json", "only byte-level tokenizers are supported")
+    return steps
+
+
 def _byte_table(tokenizer: Tokenizer) -> dict[int, bytes]:
     """The bytes of every token; added tokens stand for their own text."""
-    if '"type":"ByteLevel"' not in json.dumps(
-        json.loads(tokenizer.to_str())["decoder"], separators=(",", ":")
-    ):
-        raise FieldError("tokenizer.json", "only byte-level tokenizers are supported")
     to_byte = _byte_alphabet()
     added = tokenizer.get_added_tokens_decoder()
     table = {

@@ -1,5 +1,7 @@
 import io
 
+import pytest
+
 from stepserve.cli.chat import cost_line
 from stepserve.cli.client import Reply
 
@@ -34,6 +36,21 @@ def test_a_refusal_is_an_error(stepserve, fake_server, capsys):
     fake_server.status = 429
     assert stepserve("chat", "Who?") == 1
     assert "stepserve chat: rejected: HTTP 429: no room" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "said"),
+    [
+        ("stepserve-bundled", "What is the capital of France?", True),
+        ("stepserve-bundled", "Sort up: 5, 3, 8.", False),
+        ("another", "What is the capital of France?", False),
+    ],
+)
+def test_a_question_outside_of_the_bundled_models_tasks(stepserve, capsys, name, question, said):
+    assert stepserve("chat", question, "--model", name) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any("four tasks" in line for line in lines) is said
+    assert len(lines) == 1 + said
 
 
 def test_the_cost_of_a_foreign_answer_is_its_time():

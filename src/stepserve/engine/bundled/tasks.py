@@ -54,6 +54,18 @@ def correct(problem: Problem, text: str) -> bool:
     return re.fullmatch(problem.accepts, " " + text.strip()) is not None
 
 
+_QUESTIONS = re.compile(
+    r"\. Keep [A-Z]|Who is last from |Reverse the list: |Sort (up|down): "
+    rf"|Keep the ({'|'.join(CATEGORIES)}): |Choose one: |Write a story: "
+    rf"|How many ({'|'.join(COUNTED)})\?"
+)
+
+
+def known_question(prompt: str) -> bool:
+    """Whether a prompt asks for one of the tasks; of others the model knows nothing."""
+    return _QUESTIONS.search(prompt) is not None
+
+
 def held_out(prompt: str) -> bool:
     """Whether a prompt belongs to the evaluation side of the split."""
     return zlib.crc32(prompt.encode()) % HELD_OUT_MODULUS == 0

@@ -38,7 +38,8 @@ def build_tokenizer() -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
+    # A word carries the space before it; the first of a text is shown without.
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     trainer = trainers.BpeTrainer(
         vocab_size=4096,  # never reached: merging stops when every word is one token
         min_frequency=1,
