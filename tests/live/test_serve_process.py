@@ -82,9 +82,9 @@ def test_metrics_count_what_was_served(url):
 
 
 def test_sigterm_finishes_what_was_accepted_and_takes_nothing_new():
-    process, address = start_server("--instances", "1")
+    process, address = start_server("--instances", "1", "--served-model-name", "mine")
     body = {
-        "model": "stepserve-bundled",
+        "model": "mine",
         "prompt": "Sort up: 5, 3, 8.",
         "max_tokens": 200,
         "ignore_eos": True,
@@ -98,7 +98,8 @@ def test_sigterm_finishes_what_was_accepted_and_takes_nothing_new():
         process.send_signal(signal.SIGTERM)
         events = [line.removeprefix("data: ") for line in lines if line]
     assert events[-1] == "[DONE]"
-    assert json.loads(events[-2])["usage"]["completion_tokens"] == 200
+    last = json.loads(events[-2])
+    assert (last["model"], last["usage"]["completion_tokens"]) == ("mine", 200)
     assert process.wait(60) == 0
     process.stderr.close()
     with pytest.raises(httpx.ConnectError):

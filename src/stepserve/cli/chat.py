@@ -11,8 +11,9 @@ from stepserve.engine.bundled.tasks import known_question
 
 BUNDLED = "stepserve-bundled"
 _FOUR_TASKS = """\
-[the bundled model knows four tasks alone: try "Sort up: 5, 3, 8.", "Tom has 5 apples. He buys 3. How \
-many apples?", "Write a story: Tom, a fox, a red kite, the park." or "Tom told Ana. Keep Tom."]"""
+[the bundled model knows four tasks alone: try "Sort up: 5, 3, 8.", "Tom told Ana. Ben told Mia. \
+Sam told Leo. Keep Ben, Tom.", "Tom has 5 pens. He buys 3. How many pens?" or "Write a story: Tom, \
+a fox, a red kite, the park."]"""
 _DESCRIPTION = """\
 Ask one question, or hold a conversation when none is given (end it with an empty line). Each
 answer streams to standard output; what it cost is one line on standard error."""

@@ -328,7 +328,7 @@ def _unmet(problem: PlanProblem, best: Outlook) -> str | None:
     if best.latency_s is None:
         return "The load cannot be carried: no layout of these GPUs has the capacity."
     late = [
-        f"{c.prompt_tokens} + {c.output_tokens} tokens take {latency_s:.3g} s of {c.slo_s:g} s"
+        f"{c.prompt_tokens} + {c.output_tokens} tokens take {latency_s:.3g} s, not {c.slo_s:g} s"
         for c, latency_s in zip(problem.classes, best.latency_s, strict=True)
         if latency_s > c.slo_s + TOLERANCE_S
     ]

@@ -13,6 +13,7 @@ from stepserve.core.errors import FieldError
 
 OPTIONS = {
     "model": "'bundled', or the folder of a checkpoint in Hugging Face layout",
+    "served_model_name": "the model's id in requests, replies and metrics; its own name without",
     "host": "address to listen on",
     "port": "port to listen on",
     "instances": "model instances, of degree 1",

@@ -181,7 +181,7 @@ def _first_specs(config: ServeConfig) -> tuple[InstanceSpec, ...]:
 def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> FastAPI:
     """The gateway over a cluster."""
     card = ModelCard(
-        id=loaded.name,
+        id=config.served_model_name or loaded.name,
         family=loaded.family,
         context_tokens=min(loaded.config.max_positions, config.kv_pages * config.page_tokens),
         vocab_size=loaded.config.vocab_size,
@@ -199,7 +199,7 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
         frontend.running, frontend.waiting, frontend.kv_usage, cluster.control_reading
     )
     pages = sum(spec.page_capacity for spec in cluster.specs)
-    metrics = PrometheusMetrics(loaded.name, load_gauges, config.page_tokens, pages)
+    metrics = PrometheusMetrics(card.id, load_gauges, config.page_tokens, pages)
     tokenizer = TextTokenizer.from_folder(model_folder(config.model))
     app = create_app(frontend, tokenizer, card, config, metrics)
     if config.operator_api:

@@ -76,7 +76,7 @@ def test_an_slo_that_one_class_misses(profiles, tmp_path, capsys):
     last = capsys.readouterr().out.splitlines()[-1]
     assert "The SLO cannot be met" in last
     assert "300 + 512 tokens take" in last
-    assert "s of 0.2 s" in last
+    assert "s, not 0.2 s" in last
     assert "300 + 64" not in last
     result = json.loads(out.read_text())["recommended"]
     assert result["within_slo"] == pytest.approx(0.75)
