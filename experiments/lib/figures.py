@@ -38,6 +38,7 @@ PANEL_IN = (3.4, 2.5)
 """Width and height of a panel with lines, in inches."""
 LOOK: dict[Any, Any] = {
     "font.size": 9.0,
+    "font.sans-serif": ["DejaVu Sans", "Verdana"],
     "axes.titlesize": 9.0,
     "svg.fonttype": "none",
     "svg.hashsalt": "stepserve",
@@ -280,6 +281,7 @@ def caption(plan: Plan, rows: Rows, hollow: bool, length: str = "") -> str:
     drawn = "points are means over seeds, with their range; lines join neighbours of the sweep only"
     words += [drawn if plan.kind == "lines" and len(seeds) > 1 else ""]
     words += ["dots are means over seeds, with their range"] if plan.kind == "dots" else []
+    words += ["dashed: the target"] if plan.target else []
     if hollow:
         words.append(published.length(rows))
     return ". ".join(word[0].upper() + word[1:] for word in [*words, plan.note] if word) + "."

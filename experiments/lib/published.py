@@ -10,7 +10,7 @@ from typing import Any
 
 from .columns import COLUMNS, NAMES
 from .markdown import DASH, Lines, table
-from .results import ROOT, Rows, Spread, read, rows_of, same
+from .results import ROOT, Rows, Spread, rows_of, same
 
 CLEAR_POINTS = 3.0
 """Published differences between systems that are larger than chance, in points."""
@@ -44,9 +44,9 @@ class Study:
         return next((v for at, v in zip(self.x, column, strict=False) if same(at, x)), None)
 
     def ours(self, root: Path, system: str, metric: str, x: float) -> Spread | None:
-        """What we simulated of it, over seeds."""
-        rows = rows_of(self.experiment, root, system=system, **{self.x_name: x}, **self.fixed)
-        return rows.spread(metric)
+        """What we simulated of it, over seeds, in runs of as many requests."""
+        fixed = {**self.fixed, self.x_name: x, "requests": self.requests}
+        return rows_of(self.experiment, root, system=system, **fixed).spread(metric)
 
 
 @cache
@@ -88,9 +88,8 @@ def fidelity(root: Path) -> Lines:
         "Mean absolute difference of SLO attainment in points, simulated mean over seeds less",
         "published single run. Order: pairs of systems at one load or deadline whose published",
         f"attainments differ by more than {CLEAR_POINTS:g} points, and how many of them come out",
-        "in that order.",
+        "in that order. Quick runs are too short to compare: they have dashes.",
         "",
-        *_shortened(root),
         *summary(root),
         "",
         *claims(root),
@@ -103,19 +102,6 @@ def fidelity(root: Path) -> Lines:
         for metric in study.metrics():
             lines += details(root, study, metric)
     return lines
-
-
-def _shortened(root: Path) -> Lines:
-    """A warning, if some of the results are of quick runs."""
-    names = sorted({study.experiment for study in studies().values()})
-    quick = [name for name in names if (results := read(name, root)) and results.quick]
-    if not quick:
-        return []
-    return [
-        f"Quick runs: {', '.join(quick)}. They have fewer requests than the published runs, so",
-        "queues have less time to grow: they show that all runs, not how well it agrees.",
-        "",
-    ]
 
 
 def differences(root: Path, study: Study, system: str, metric: str) -> list[float]:

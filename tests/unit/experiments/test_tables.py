@@ -91,10 +91,11 @@ def test_claims_are_differences_in_points_and_ranges_in_percent(row, save, tmp_p
     assert cells(lines, tail)[1:] == ["-8 to -19 %", "-5 to -25 %"]
 
 
-def test_quick_results_are_named_as_such(row, save, tmp_path):
-    save(LOAD, [row("infaas", 1.5, 0.9)], command="stepserve simulate x --quick")
-    assert any(f"Quick runs: {LOAD}" in line for line in published.fidelity(tmp_path))
+def test_shorter_runs_are_named_as_such_and_not_compared(row, save, tmp_path):
+    save(LOAD, [row("infaas", 1.5, 0.9, requests=400)], command="stepserve simulate x --quick")
     assert any("quick: too short to compare" in line for line in tables.everything(tmp_path))
+    study = published.studies()["load-llada-gsm8k"]
+    assert study.ours(tmp_path, "infaas", "attainment", 1.5) is None
 
 
 def test_without_results_nothing_but_published_numbers_and_dashes(tmp_path):
