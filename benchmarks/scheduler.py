@@ -20,10 +20,11 @@ import random
 import statistics
 import time
 from collections import defaultdict
+from dataclasses import replace
 
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import Finish, Predict, Report, RunBatch, Send
-from stepserve.core.config import ControlConfig, TokenConfig
+from stepserve.core.config import Choice, ControlConfig
 from stepserve.core.events import (
     BatchDone,
     GlobalEvent,
@@ -34,15 +35,18 @@ from stepserve.core.events import (
 )
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Work
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Link, Work
+from stepserve.core.protocols import Parts
 from stepserve.core.request import SLO, DiffusionOptions, Family, FinishReason, Progress, Request
 from stepserve.core.step import Mix, StepOutcome
 from stepserve.cost.batch_table import BatchTable
 from stepserve.cost.remaining_steps import PUBLISHED, MeanYield
 from stepserve.cost.roofline import roofline_on_a100
-from stepserve.cost.segment_cost import Link, Occupancy
+from stepserve.cost.segment_cost import Occupancy
 from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.families.assemble import assemble_global, assemble_local
+from stepserve.families.autoregressive import AUTOREGRESSIVE
+from stepserve.families.diffusion import DIFFUSION
 from stepserve.policies.placement.tandem_split import TandemSplit
 
 PROFILE = StepProfile((32, 512, 1024, 4096, 8192), (0.012, 0.0165, 0.029, 0.126, 0.25), "H100")
@@ -56,9 +60,9 @@ class Run:
 
     def __init__(self, instances: int, running_requests: int, batching: str, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.config = ControlConfig(batching=batching)
+        self.config = ControlConfig(batching=Choice(batching))
         self.predictor = MeanYield(PUBLISHED)
-        self.scheduler = assemble_global(self.config, StepTable({1: PROFILE}))
+        self.scheduler = assemble_global(DIFFUSION, self.config, StepTable({1: PROFILE}))
         self.times: dict[str, list[float]] = defaultdict(list)
         self.now_s, self.arrived, self.ran = 0.0, 0, 0
         self.left: dict[RequestId, int] = {}
@@ -68,7 +72,9 @@ class Run:
         for index in range(instances):
             name = InstanceId(f"i{index:02d}")
             spec = InstanceSpec(name, 1, 200_000, 16, running_requests // instances)
-            self.locals[name] = assemble_local(self.config, spec, StepTable({1: PROFILE}))
+            self.locals[name] = assemble_local(
+                DIFFUSION, self.config, spec, StepTable({1: PROFILE})
+            )
             self.to_global(InstanceUp(spec))
         for _ in range(running_requests):
             self.arrive()
@@ -135,8 +141,8 @@ def time_places(
     """Microseconds of every ``place``, and of the processor; share of requests that were cut."""
     rng = random.Random(seed)
     line = roofline_on_a100("qwen2.5-14b")
-    table, tokens = BatchTable({1: line}), TokenConfig(gain=0.05)
-    link = Link(line.kv_bytes_per_token, 25e9)
+    table, control = BatchTable({1: line}), ControlConfig()
+    program, link = AUTOREGRESSIVE.program(control), Link(line.kv_bytes_per_token, 25e9)
     loads: list[InstanceLoad] = []
     for index in range(instances):
         spec = InstanceSpec(InstanceId(f"i{index:03d}"), 1, 200_000, 16, 256)
@@ -152,7 +158,9 @@ def time_places(
     times: list[float] = []
     busy: list[float] = []
     cuts = 0
-    policy = TandemSplit(Occupancy(table, tokens, link), tokens)
+    parts = Parts(program, table, control, link)
+    parts = replace(parts, segment_cost=Occupancy(Occupancy.Options(), parts))
+    policy = TandemSplit(TandemSplit.Options(gain=0.05), parts)
     for number in range(count):
         prompt, output = rng.choice(((8192, 32), (2048, 512), (219, 1467), (850, 100)))
         name, slo = RequestId(str(number)), SLO(ttft_s=ttft_s)

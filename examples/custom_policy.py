@@ -11,17 +11,21 @@ would.
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.protocols import Parts
 from stepserve.core.request import SLO, DiffusionOptions, Family, Progress, Request
 from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.segment import Segment
+from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.policies.threshold.deadline_fit import DeadlineFit
 
 
 class LowEarly:
     """A ``ThresholdPolicy``: the floor for the first third, then whatever fits the deadline."""
 
-    def __init__(self) -> None:
-        self._fit = DeadlineFit(margin=0.9)
+    Options = DeadlineFit.Options
+
+    def __init__(self, options: DeadlineFit.Options, parts: Parts) -> None:
+        self._fit = DeadlineFit(options, parts)
 
     def pick(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:
         """One of the running request's candidate thresholds."""
@@ -51,6 +55,8 @@ def running_at(settled: int) -> RunningRequest:
 
 
 if __name__ == "__main__":
-    policy, pace = LowEarly(), StepPace(heavy_s=0.03, light_s=0.01)
+    cost = StepTable({1: StepProfile((32, 256), (0.01, 0.03), "made up")})
+    policy = LowEarly(LowEarly.Options(), Parts(DiffusionProgram(), cost))
+    pace = StepPace(heavy_s=0.03, light_s=0.01)
     for settled in (0, 16, 48, 80):
         print(f"{settled:3d} tokens settled -> {policy.pick(running_at(settled), pace, 0.0)}")

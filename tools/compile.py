@@ -23,7 +23,7 @@ COMPILED = (
     *("control/" + name for name in ("local_scheduler", "global_scheduler", "ledger", "pages")),
     *("control/" + name for name in ("load_control", "reconfigure", "relocation", "admission")),
     *("policies/batching/" + name for name in ("all_running", "latency_budget")),
-    "policies/migration/faster_elsewhere",
+    "policies/migration/recompute_step",
     "policies/placement/step_completion",
     *("policies/threshold/" + name for name in ("deadline_fit", "early_fit", "fixed")),
     *("policies/caps/" + name for name in ("horizons", "horizon_caps", "load_caps")),

@@ -190,7 +190,7 @@ def ar_model(folder: Path) -> list[str]:
     if run("profile", "--model", str(model), "--repeats", "2", "--out", str(profile)):
         raise SystemExit("the model could not be measured")
     config = folder / "serve.toml"
-    config.write_text("[control.tokens]\ngain = 0.05\n")  # as published: our own cuts less
+    config.write_text("[control.placement]\ngain = 0.05\n")  # as published: our own cuts less
     return ["--model", str(model), "--instances", "2", "--config", str(config)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from .columns import Column, column
+from .columns import COLUMNS, Column
 from .results import Rows, Spread, same
 from .styles import Style
 
@@ -65,24 +65,26 @@ def lines(
     published: Published,
 ) -> bool:  # fmt: skip
     """A column over a setting, a line per series; whether a published value stands beside."""
-    shown, swept, beside_ours = column(metric), rows.numbers(x), False
+    factor, swept, beside_ours = COLUMNS[metric].factor, rows.numbers(x), False
     for value, style in styles.items():
         own = rows.where(**{series: value})
         at = {point: own.where(**{x: point}) for point in swept}
         found = {point: s for point, some in at.items() if (s := some.spread(metric))}
         if not found:
             continue
-        line(axes, swept, found, style, shown.factor, min(0.15, 0.5 / len(styles)))
+        line(axes, swept, found, style, factor, min(0.15, 0.5 / len(styles)))
         beside = {point: published(at[point], metric) for point in found}
-        known = [(point, shown.factor * v) for point, v in beside.items() if v is not None]
+        known = [(point, factor * v) for point, v in beside.items() if v is not None]
         if known:
             xs, ys = zip(*known, strict=True)
             axes.add_line(hollow(xs, ys, style.color, style.marker))
             beside_ours = True
+    axes.set_xlabel(COLUMNS[x].label)
+    axes.set_ylabel(COLUMNS[metric].label)
     margin = 0.05 * (swept[-1] - swept[0]) or 1.0
     axes.set_xlim(swept[0] - margin, swept[-1] + margin)
     grid(axes)
-    scale(axes, shown, "y")
+    scale(axes, COLUMNS[metric], "y")
     return beside_ours
 
 
@@ -91,7 +93,7 @@ def dots(
     *, numbers: bool,
 ) -> None:  # fmt: skip
     """Categories from top to bottom, a mean with its range per series."""
-    shown, categories = column(metric), rows.distinct(category)
+    column, categories = COLUMNS[metric], rows.distinct(category)
     for at, name in enumerate(categories):
         own = rows.where(**{category: name})
         present = [value for value in styles if own.where(**{series: value}).spread(metric)]
@@ -99,7 +101,7 @@ def dots(
             spread = own.where(**{series: value}).spread(metric)
             assert spread is not None
             y = at + (i - (len(present) - 1) / 2) * 0.8 / max(len(present), 2)
-            mean, low, high = (shown.factor * v for v in (spread.mean, spread.low, spread.high))
+            mean, low, high = (column.factor * v for v in (spread.mean, spread.low, spread.high))
             color, _, marker = styles[value]
             axes.errorbar(
                 mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color,
@@ -107,15 +109,16 @@ def dots(
             )  # fmt: skip
             if numbers:
                 axes.annotate(
-                    shown.form.format(mean), (high, y), (7, 0), textcoords="offset points",
+                    column.form.format(mean), (high, y), (7, 0), textcoords="offset points",
                     va="center", fontsize=7.5,
                 )  # fmt: skip
+    axes.set_xlabel(column.label)
     axes.set_ylim(len(categories) - 0.4, -0.6)
     axes.set_yticks(range(len(categories)))
     grid(axes, "x")
     for edge in range(1, len(categories)):
         axes.axhline(edge - 0.5, color="#eeeeee", linewidth=0.6)
-    scale(axes, shown, "x")
+    scale(axes, column, "x")
     if numbers:
         low, high = axes.get_xlim()
         axes.set_xlim(low, high + 0.12 * (high - low))
@@ -128,15 +131,15 @@ def grid(axes: Axes, along: str = "both") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def scale(axes: Axes, shown: Column, along: str) -> None:
+def scale(axes: Axes, column: Column, along: str) -> None:
     """The limits of an axis with this column, as the column says."""
     low, high = axes.get_ylim() if along == "y" else axes.get_xlim()
-    if shown.limits:
-        low, high = shown.limits
-    elif shown.span:
-        middle, half = (low + high) / 2, max(shown.span * 1.05, high - low) / 2
+    if column.limits:
+        low, high = column.limits
+    elif column.span:
+        middle, half = (low + high) / 2, max(column.span * 1.05, high - low) / 2
         low, high = middle - half, middle + half
-    elif shown.from_zero:
+    elif column.from_zero:
         low = 0.0
     (axes.set_ylim if along == "y" else axes.set_xlim)(low, high)
 

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from stepserve.core.actions import LoadState, RunBatch
-from stepserve.core.config import ControlConfig, TokenConfig
 from stepserve.core.events import BatchDone, SegmentPlaced
 from stepserve.core.ids import InstanceId
 from stepserve.core.payload import Payload, SamplingParams
@@ -17,8 +16,10 @@ from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.ar_offline import generate
 from stepserve.engine.loader import load_model
 from stepserve.families.assemble import assemble_local
+from stepserve.families.autoregressive import AUTOREGRESSIVE
 from support.ar_models import VOCAB, write_checkpoint
 from support.ar_requests import ar_request, forecast_of
+from support.parts import make_control
 from support.toy_world import PROFILES, make_spec
 
 SPEC = make_spec(pages=400)
@@ -44,9 +45,8 @@ def engine(loaded):
 
 def test_chunks_and_decodes_as_scheduled_give_the_tokens_of_whole_prompts(loaded):
     executor, rows = engine(loaded), workload()
-    tokens = TokenConfig(tbt_s=0.009, overhead_s=0.0)  # 64 to 256 tokens a batch
-    config = ControlConfig(family="autoregressive", tokens=tokens)
-    local = assemble_local(config, SPEC, StepTable(PROFILES))
+    config = make_control(tbt_s=0.009, batching={"overhead_s": 0.0})  # 64 to 256 tokens a batch
+    local = assemble_local(AUTOREGRESSIVE, config, SPEC, StepTable(PROFILES))
     now_s, produced, ran, todo = 0.0, {request.id: [] for request, _ in rows}, [], []
     payloads = {request.id: payload for request, payload in rows}
     for request, _ in rows:

@@ -4,7 +4,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from stepserve.core.actions import Predict, RunBatch
-from stepserve.core.config import ControlConfig
 from stepserve.core.events import BatchDone, Predicted, SegmentPlaced
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId
@@ -18,6 +17,8 @@ from stepserve.engine.bundled.vocabulary import prompt_ids
 from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
 from stepserve.families.assemble import assemble_local
+from stepserve.families.diffusion import DIFFUSION
+from support.parts import make_control
 from support.toy_world import PROFILES, make_request, make_spec
 
 PROBLEMS, CANVAS = 6, 96
@@ -36,8 +37,8 @@ def serve(bundled, policy, **options):
     loaded, prompts = bundled
     engine = DiffusionExecutor(loaded, threads=1)
     spec = make_spec(running_requests=PROBLEMS + 1)
-    config = ControlConfig(refresh=policy, batching="all_running")
-    local = assemble_local(config, spec, StepTable(PROFILES))
+    config = make_control(refresh=policy, batching="all_running")
+    local = assemble_local(DIFFUSION, config, spec, StepTable(PROFILES))
     tokens, steps, todo = {}, [], []
     for index, prompt in enumerate(prompts):
         request = make_request(f"p{index}", prompt=len(prompt), output=CANVAS, **options)

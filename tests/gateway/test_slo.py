@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.scripted import Gateway, byte_ids, card
-from stepserve.core.config import ControlConfig, ServeConfig, SLOClass
+from stepserve.core.config import Choice, ControlConfig, ServeConfig, SLOClass
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope, ThresholdBounds
 
 HELLO = [byte_ids("hel"), byte_ids("lo")]
@@ -41,7 +41,7 @@ async def test_body_targets_in_seconds():
 async def test_a_class_gives_its_weight_and_is_the_most_that_can_be_asked_for(slo, weight):
     config = ServeConfig(
         slo_classes={"standard": SLOClass(), "gold": SLOClass(weight=3.0)},
-        control=ControlConfig(load_control="marginal_caps"),
+        control=ControlConfig(load_control=Choice("marginal_caps")),
     )
     gateway = Gateway(HELLO, config=config)
     body = {} if slo is None else {"slo": {"class": "gold", **slo}}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.events import SegmentPlaced
 from stepserve.core.plan import ClusterPlan, Slot
@@ -26,6 +26,7 @@ from support.live_cluster import (
     running_cluster,
     tiny_checkpoint,
 )
+from support.parts import make_control
 
 APART, TOGETHER = (Slot(0, (0,)), Slot(0, (1,))), (Slot(0, (0, 1)),)
 LENGTH = 96
@@ -67,7 +68,7 @@ def make_config(folder, **control):
         max_running_requests=16,
         profile=str(folder / "steps.json"),
         events=str(folder / "events.jsonl.gz"),
-        control=ControlConfig(**quick, **(grid | control)),
+        control=make_control(**quick, **(grid | control)),
     )
 
 
@@ -181,7 +182,7 @@ async def test_a_loss_in_the_middle_of_a_change_does_not_stop_it(tmp_path, loade
     ("options", "field"),
     [
         ({"tp_degrees": (2,)}, "control.tp_degrees: needs 1"),
-        ({"planner": "oracle"}, "control.planner: unknown policy 'oracle'"),
+        ({"planner": "oracle"}, "control.planner: unknown 'oracle'"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_at_start(tmp_path, loaded, options, field):

@@ -25,6 +25,7 @@ from support.live_cluster import (
     tiny_checkpoint,
     tiny_model,
 )
+from support.parts import make_control
 
 LAYOUT = "2,1"
 
@@ -122,11 +123,11 @@ async def test_without_a_profile_an_instance_of_the_lowest_degree_is_measured(ca
     """Its own workers are gone before the instances start. Only what it reported is kept."""
     config = ServeConfig(layout="2", model=str(causal.folder), threads_per_instance=1, kv_pages=64)
     loaded = families.load(config)
-    profile = families.make_header(config, loaded).batches
+    profile = families.make_setup(config, loaded).profile
     assert "2 x 1 threads" in profile.source
     assert not multiprocessing.active_children()
     with pytest.raises(FieldError, match="profile: needed where instances live elsewhere"):
-        families.make_header(replace(config, cluster="ray"), loaded)
+        families.make_setup(replace(config, cluster="ray"), loaded)
 
 
 async def test_an_operator_may_ask_for_degrees_whose_times_are_known(tmp_path, tiny, causal):
@@ -162,7 +163,7 @@ def test_a_model_that_nobody_holds_whole_is_not_loaded(tmp_path, tiny):
     ],
 )
 def test_a_layout_that_cannot_be_formed_is_refused(tmp_path, tiny, layout, options, field):
-    control = ControlConfig(**{"tp_degrees": (1, 2)} | options)
+    control = make_control(**{"tp_degrees": (1, 2)} | options)
     with pytest.raises(FieldError, match=field):
         deploy.build_cluster(make_config(tmp_path, layout=layout, control=control), tiny)
 

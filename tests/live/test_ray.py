@@ -16,7 +16,7 @@ import pytest
 import ray
 from ray.util import list_named_actors, placement_group_table
 
-from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.config import Choice, ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.instance import InstanceSpec
 from stepserve.engine.loader import load_model
@@ -196,7 +196,7 @@ def test_instances_that_no_node_has_room_for_are_refused(ray_of_two_cpus, change
 
 
 def test_a_planner_is_not_refused_on_one_node(ray_of_two_cpus):
-    config = ServeConfig(cluster="ray", control=ControlConfig(planner="greedy"))
+    config = ServeConfig(cluster="ray", control=ControlConfig(planner=Choice("greedy")))
     with RayCluster(config) as on_ray:
         assert on_ray.config.threads_per_instance == 1
 
@@ -205,7 +205,7 @@ def test_a_planner_is_refused_on_several_nodes(monkeypatch):
     nodes = [{"Resources": {"CPU": 2.0}, "Alive": alive} for alive in (True, False, True)]
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    on_ray = RayCluster(ServeConfig(cluster="ray", control=ControlConfig(planner="greedy")))
+    on_ray = RayCluster(ServeConfig(cluster="ray", control=ControlConfig(planner=Choice("greedy"))))
     with pytest.raises(FieldError) as error, on_ray:
         pass
     assert error.value.field == "control.planner"

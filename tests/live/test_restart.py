@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from stepserve.control.global_scheduler import GlobalScheduler
-from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.config import Choice, ControlConfig, ServeConfig
 from stepserve.core.events import InstanceReported, RequestArrived, SegmentEnded
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import FinishReason
 from stepserve.engine.loader import load_model
+from stepserve.families.setup import SchedulerSetup
 from stepserve.live import families
 from stepserve.live.loop import FAILURES
 from stepserve.live.replay import replay
@@ -42,7 +43,9 @@ async def test_requests_go_on_where_they_are_and_no_step_is_done_twice(undisturb
     """More requests than places, so that some wait in the queue."""
     log = tmp_path / "events.jsonl"
     options = {"instances": 2, "threads_per_instance": 1, "kv_pages": 64, "max_running_requests": 8}
-    config = ServeConfig(**options, events=str(log), control=ControlConfig(migration="none"))
+    config = ServeConfig(
+        **options, events=str(log), control=ControlConfig(migration=Choice("none"))
+    )
     async with running_cluster(config) as cluster:
         told = 0
 
@@ -162,14 +165,14 @@ def profile(causal, tmp_path_factory):
 @pytest.mark.parametrize("moment", range(4))
 async def test_hand_overs_go_on(moment, causal, profile, monkeypatch):
     """Before, in the middle of, and after the hand-over."""
-    new_global = families.new_global
+    new_global = SchedulerSetup.new_global
 
-    def cutting(header):
-        scheduler = new_global(header)
+    def cutting(setup):
+        scheduler = new_global(setup)
         scheduler._placement = CutAt()
         return scheduler
 
-    monkeypatch.setattr("stepserve.live.deploy.new_global", cutting)
+    monkeypatch.setattr(SchedulerSetup, "new_global", cutting)
     config = ServeConfig(
         instances=2,
         threads_per_instance=1,

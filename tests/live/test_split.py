@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from stepserve.core.config import ControlConfig, ServeConfig, TokenConfig
+from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.payload import KvChunk
 from stepserve.core.request import FinishReason
@@ -19,6 +19,7 @@ from stepserve.engine.loader import load_model
 from stepserve.live import deploy, families
 from support.ar_models import write_checkpoint
 from support.live_cluster import running_cluster, tiny_model
+from support.parts import make_control
 from support.split_requests import OUTPUT, PROMPT, CutAt, answer, at_rest
 
 LONG = {"prompt": 400, "output": 60, "seed": 9}
@@ -86,16 +87,14 @@ async def test_every_cut_gives_the_tokens_of_an_uncut_request(loaded, profile, s
         await at_rest(cluster)
 
 
-@pytest.mark.parametrize("push", ["chunks", "serial"])
-async def test_long_requests_are_pushed_while_they_run(loaded, profile, push):
-    control = dataclasses.replace(
-        ServeConfig().control, tokens=TokenConfig(chunk_tokens=64, push=push)
-    )
+@pytest.mark.parametrize("pages", [8, 0])
+async def test_long_requests_are_pushed_while_they_run(loaded, profile, pages):
+    control = ControlConfig(chunk_tokens=64, push_pages=pages)
     async with split_cluster(loaded, profile, control=control) as (cluster, copies):
         names = ["whole", "r:150", "r:333", "r:400", "r:415", "r:457"]
         whole, *parts = await asyncio.gather(*(answer(cluster, n, **LONG) for n in names))
         assert all(part.tokens == whole.tokens for part in parts)
-        assert (len(copies) > len(parts)) is (push == "chunks")
+        assert (len(copies) > len(parts)) is (pages > 0)
         assert all(sent == held for sent, held in copies)
         await at_rest(cluster)
 
@@ -167,14 +166,14 @@ ALONE = {"instances": 1, "threads_per_instance": 1, "kv_pages": 64}
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"control": ControlConfig(planner="greedy")}, "control.planner"),
+        ({"control": make_control(planner="greedy")}, "control.planner"),
         ({"predictor": "boosted"}, "predictor"),
         ({"log_steps": "steps.csv"}, "log_steps"),
-        ({"control": ControlConfig(threshold="nonsense")}, "control.threshold"),
-        ({"control": ControlConfig(migration="nonsense")}, "control.migration"),
+        ({"control": make_control(threshold="deadline_fit")}, "control.threshold"),
+        ({"control": make_control(migration="any_step")}, "control.migration"),
         (
-            {"control": ControlConfig(placement="disaggregated")},
-            "control.tokens.prefill_instances",
+            {"control": make_control(placement="disaggregated")},
+            "control.placement.prefill_instances",
         ),
         ({"profile": "nowhere.json"}, "profile"),
     ],
@@ -194,7 +193,7 @@ def test_settings_that_mean_nothing_to_an_autoregressive_model_are_refused(
 
 @pytest.mark.parametrize("placement", ["tandem_split", "disaggregated"])
 def test_a_diffusion_model_is_not_cut(placement):
-    config = ServeConfig(**ALONE, control=ControlConfig(placement=placement))
+    config = ServeConfig(**ALONE, control=make_control(placement=placement))
     with pytest.raises(FieldError, match="autoregressive") as error:
         deploy.build_cluster(config, tiny_model())
     assert error.value.field == "control.placement"
@@ -216,11 +215,11 @@ async def test_measured_batches_are_kept_for_the_next_start(loaded, profile, tmp
     assert kept.steps == profile.steps
     assert kept.learned
     config = ServeConfig(**ALONE, keep_profile=str(path))
-    assert families.make_header(config, loaded).batches == kept
+    assert families.make_setup(config, loaded).profile == kept
     other = dataclasses.replace(kept, line=dataclasses.replace(kept.line, weight_bytes=1.0))
     other.save(path)
     with pytest.raises(FieldError, match="weights") as error:
-        families.make_header(config, loaded)
+        families.make_setup(config, loaded)
     assert error.value.field == "keep_profile"
 
 
@@ -238,8 +237,7 @@ async def test_hand_overs_are_counted_and_are_no_migrations(loaded, profile):
 
 async def test_nothing_keeps_the_copies_alive(loaded, profile):
     """The reminder of a hand-over lasts for seconds; keys and values do not."""
-    tokens = TokenConfig(push="serial")
-    control = dataclasses.replace(ServeConfig().control, tokens=tokens)
+    control = ControlConfig(push_pages=0)
     async with split_cluster(loaded, profile, control=control) as (cluster, _):
         await answer(cluster, "r:290", **MIDDLE)
         await at_rest(cluster)

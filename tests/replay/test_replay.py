@@ -132,7 +132,7 @@ def test_a_log_that_was_cut_off_replays_up_to_there(logs, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "line 1 cannot be read"), ("{}\n", "line 1 cannot be read"), (None, "cannot be read")],
+    [("", "is not a"), ("{}\n", "is not a"), (None, "cannot be read")],
 )
 def test_what_is_no_event_log_is_refused(tmp_path, capsys, text, message):
     path = tmp_path / "other.jsonl"

@@ -13,7 +13,7 @@ from itertools import pairwise, product
 import pytest
 
 from stepserve.cli.main import main
-from stepserve.core.config import ServeConfig, TokenConfig
+from stepserve.core.config import ServeConfig
 from stepserve.core.request import SLO, FinishReason
 from stepserve.core.step import Mix
 from stepserve.cost.batch_profile import BatchProfile
@@ -21,6 +21,7 @@ from stepserve.engine.loader import load_model
 from stepserve.live import families
 from support.ar_models import make, write_checkpoint
 from support.live_cluster import collect, running_cluster
+from support.parts import make_control
 
 NAME, FIRST, SECOND = "told", "node0-gpu0", "node0-gpu1"
 SHAPES = {"prefill": (600, 24), "decode": (48, 260)}
@@ -59,9 +60,7 @@ def told(tmp_path_factory):
     """Event log of each shape."""
     folder = tmp_path_factory.mktemp("stories")
     loaded = load_model(write_checkpoint(folder))
-    control = dataclasses.replace(
-        ServeConfig().control, tokens=TokenConfig(chunk_tokens=160, gain=0.05)
-    )
+    cuts = make_control(chunk_tokens=160, placement={"gain": 0.05})
     logs = {}
     for name, shape in SHAPES.items():
         logs[name] = folder / f"{name}.jsonl"
@@ -70,7 +69,7 @@ def told(tmp_path_factory):
             threads_per_instance=1,
             kv_pages=200,
             events=str(logs[name]),
-            control=control,
+            control=cuts,
         )
         asyncio.run(serve(config, loaded, *shape))
     return logs

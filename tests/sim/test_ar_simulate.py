@@ -151,8 +151,8 @@ def test_pushing_chunks_hides_most_of_a_slow_transfer() -> None:
     load = Run("qwen2.5-14b", "azure-code", 1.0, 0)
     systems = [TOKEN_SYSTEMS["disaggregated-1p1d"], TOKEN_SYSTEMS["disaggregated-1p1d"]]
     systems = [
-        replace(s, control=replace(s.control, tokens=replace(s.control.tokens, push=push)))
-        for s, push in zip(systems, ("chunks", "serial"), strict=True)
+        replace(s, control=replace(s.control, push_pages=pages))
+        for s, pages in zip(systems, (8, 0), strict=True)
     ]
     exposed = []
     for system in systems:

@@ -29,7 +29,7 @@ from support.toy_world import make_spec
 
 @pytest.mark.parametrize("seed", range(10))
 def test_requests_in_one_piece_are_served_whole(seed):
-    config = replace(random_token_config(seed), planner="none")
+    config = replace(random_token_config(seed), planner=None)
     world = run_token_world(seed, config, share=0.0, cancel_share=0.0)
     for record in world.records:
         truth = world.truths[record.request.id]
@@ -96,11 +96,11 @@ def exposed_s(cut, *requests, **options):
 def test_serial_transfers_are_waited_for_and_chunks_are_not_but_for_the_last():
     """400 tokens at 1 ms each; a chunk of 128 takes longer to send than to compute."""
     links, one = {"links": Links(1e6, 0.0)}, make_token_request(prompt=400, output=8)
-    serial = exposed_s(400, one, tokens={"push": "serial", "chunk_tokens": 128}, **links)
+    serial = exposed_s(400, one, tokens={"push_pages": 0, "chunk_tokens": 128}, **links)
     assert serial == [pytest.approx(0.4, abs=1e-6)]
     fast = {"links": Links(5e8, 0.0)}
-    serial = exposed_s(400, one, tokens={"push": "serial", "chunk_tokens": 128}, **fast)
-    chunks = exposed_s(400, one, tokens={"push": "chunks", "chunk_tokens": 128}, **fast)
+    serial = exposed_s(400, one, tokens={"push_pages": 0, "chunk_tokens": 128}, **fast)
+    chunks = exposed_s(400, one, tokens={"push_pages": 8, "chunk_tokens": 128}, **fast)
     assert serial == [pytest.approx(400 / 5e5)]
     assert chunks == [pytest.approx(16 / 5e5, abs=1e-4)], "the message takes 0.1 ms"
 
@@ -108,7 +108,7 @@ def test_serial_transfers_are_waited_for_and_chunks_are_not_but_for_the_last():
 def test_the_gap_of_a_hand_over_is_its_exposed_transfer_and_a_step():
     links = Links(1e6, 0.0)
     one = make_token_request(prompt=50, output=20)
-    (record,) = split(60, one, tokens={"push": "serial"}, links=links).records
+    (record,) = split(60, one, tokens={"push_pages": 0}, links=links).records
     (gap_s,) = record.handover_gaps_s()
     assert gap_s == pytest.approx(0.060 + LinearCost().step_time_s(1, 1, None, Mix(0, 0, 1, 61)))
     assert sum(gap > 0.01 for gap in record.gaps_s()) == 1
@@ -119,7 +119,7 @@ def test_two_hand_overs_to_one_instance_share_its_card(sources):
     """From one instance they queue, and the first is through as if alone; from two they share."""
     requests = [make_token_request(f"r{n}", prompt=100, output=8) for n in range(2)]
     names = dict(zip(("r0", "r1"), sources, strict=True))
-    options = {"tokens": {"push": "serial"}, "sources": names}
+    options = {"tokens": {"push_pages": 0}, "sources": names}
     alone = exposed_s(100, requests[0], links=Links(1e6, 0.0), **options)
     together = exposed_s(100, *requests, links=Links(1e6, 0.0), **options)
     assert alone == [pytest.approx(0.1)]
@@ -135,7 +135,7 @@ def test_nothing_is_lost_and_nothing_is_left(seed):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_input_is_executed_once_where_nothing_goes_wrong(seed):
-    config = replace(random_token_config(seed), planner="none")
+    config = replace(random_token_config(seed), planner=None)
     world = run_token_world(seed, config, cancel_share=0.0, sigma_tokens=20.0, jitter_s=0.0)
     assert sum(bool(r.handovers) for r in world.records) >= 5
     assert not world.transfers.stalled
@@ -194,7 +194,7 @@ def test_a_run_repeats_itself_and_fresh_schedulers_repeat_every_action(seed):
 def test_a_successor_that_is_ready_early_is_not_forgotten():
     """Its message may overtake the segment that it is about: nothing stalls for that."""
     for seed in range(4):
-        config = replace(random_token_config(seed), planner="none")
+        config = replace(random_token_config(seed), planner=None)
         world = run_token_world(seed, config, cancel_share=0.0)
         assert world.transfers.chunks
         assert not world.transfers.stalled

@@ -8,11 +8,12 @@ import pytest
 from stepserve.core.actions import Finish, Reject
 from stepserve.core.config import ControlConfig
 from stepserve.core.request import FinishReason
+from support.parts import make_control
 from support.random_worlds import random_config, random_faults, run_world
 from support.toy_world import ToyWorld, make_request, make_spec
 
 POLICIES = [
-    ControlConfig(placement=p, batching=b, threshold=t, thresholds=(0.9, 0.7, 0.5), queue_limit=q)
+    make_control(placement=p, batching=b, threshold=t, thresholds=(0.9, 0.7, 0.5), queue_limit=q)
     for p, b, t, q in [
         ("least_loaded", "all_running", "fixed", 1000),
         ("step_completion", "all_running", "deadline_fit", 20),

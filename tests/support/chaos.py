@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepserve.core.config import ControlConfig, ServeConfig, TokenConfig
+from stepserve.core.config import Choice, ControlConfig, ServeConfig
 from stepserve.core.errors import StepserveError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
@@ -53,7 +53,10 @@ REST_S = 60.0
 
 def chaos_options(family, folder, layout):
     """Of a ``ServeConfig``. Of autoregressive models most requests are cut."""
-    tokens = TokenConfig(gain=0.0, least_segment_tokens=16, chunk_tokens=64)
+    config = ControlConfig(tp_degrees=(1, 2))
+    if family is Family.AUTOREGRESSIVE:
+        placement = Choice("tandem_split", {"gain": 0.0, "least_segment_tokens": 16})
+        config = dataclasses.replace(config, placement=placement, chunk_tokens=64)
     return {
         "model": str(folder),
         "layout": layout,
@@ -62,7 +65,7 @@ def chaos_options(family, folder, layout):
         "max_running_requests": 12,
         "operator_api": True,
         "profile": str(folder / "steps.json") if family is Family.DIFFUSION else "",
-        "control": ControlConfig(tp_degrees=(1, 2), tokens=tokens),
+        "control": config,
     }
 
 

@@ -54,6 +54,7 @@ from stepserve.core.running import StepPace
 from stepserve.core.segment import Segment
 from stepserve.core.step import StepKind, StepOutcome
 from stepserve.policies.threshold.fixed import FixedThreshold
+from support.parts import make_policy
 
 GLOBAL = "global"
 PAGE = 4
@@ -148,7 +149,7 @@ class HandoverCluster:
         self.built = self.restarts = 0
         self.push_pages, self.report_every_s = push_pages, report_every_s
         program, cost = AutoregressiveProgram(8), KnownSeconds()
-        config = ControlConfig(family="autoregressive", migration="none", load_control="none")
+        config = ControlConfig()
         load_control = LoadControl(None, program, cost, 1.0)
         self.make_scheduler = lambda: GlobalScheduler(
             config, program, AsTold(self.truths), None, load_control, cost, program.work
@@ -171,7 +172,7 @@ class HandoverCluster:
             spec,
             self.program,
             Everybody(),
-            FixedThreshold(),
+            make_policy(FixedThreshold),
             None,
             self.cost,
             4,

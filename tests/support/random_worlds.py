@@ -2,8 +2,8 @@
 
 import random
 
-from stepserve.core.config import ControlConfig
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope
+from support.parts import make_control
 from support.toy_world import ToyWorld, make_request, make_slots
 
 
@@ -18,28 +18,36 @@ def random_config(seed):
             ("fcfs_drop", "lowest_threshold"),
         ]
     )
-    return ControlConfig(
-        placement=rng.choice(["least_loaded", "step_completion"]),
-        batching=rng.choice(["all_running", "latency_budget"]),
-        threshold=rng.choice(["fixed", "deadline_fit", "at_cap"]),
-        load_control=rng.choice(["none", "load_caps", "horizon_caps", "marginal_caps"]),
-        migration=rng.choice(["none", "recompute_step", "any_step"]),
-        planner=rng.choice(["none", "greedy", "greedy"]),
-        queue=queue,
-        infeasible=infeasible,
-        refresh=rng.choice(["as_asked", "when_slack"]),
-        thresholds=(0.9, 0.7, 0.5),
-        queue_limit=rng.choice([5, 20, 1000]),
-        admitted_limit=rng.choice([0, 0, 6]),
-        running_tokens=rng.choice([0, 0, 400]),
-        heavy_tokens=rng.choice([64, 8192]),
-        predict_every_tokens=rng.choice([1, 8, 1000]),
-        caps_every_s=rng.choice([0.0, 0.1]),
-        report_every_s=rng.choice([0.0, 0.01, 0.25]),
-        migration_gain=rng.choice([0.0, 0.05]),
-        plan_every_s=0.4,
-        tp_degrees=(1, 2),
-    )
+    drawn = {
+        "placement": rng.choice(["least_loaded", "step_completion"]),
+        "batching": rng.choice(["all_running", "latency_budget"]),
+        "threshold": rng.choice(["fixed", "deadline_fit", "at_cap"]),
+        "load_control": rng.choice(["none", "load_caps", "horizon_caps", "marginal_caps"]),
+        "migration": rng.choice(["none", "recompute_step", "any_step"]),
+        "planner": rng.choice(["none", "greedy", "greedy"]),
+        "queue": queue,
+        "infeasible": infeasible,
+        "refresh": rng.choice(["as_asked", "when_slack"]),
+        "thresholds": (0.9, 0.7, 0.5),
+        "queue_limit": rng.choice([5, 20, 1000]),
+        "admitted_limit": rng.choice([0, 0, 6]),
+        "running_tokens": rng.choice([0, 0, 400]),
+    }
+    options = {"heavy_tokens": rng.choice([64, 8192])}
+    for kind in ("batching", "refresh"):
+        if drawn[kind] in ("latency_budget", "when_slack"):
+            drawn[kind] = {"use": drawn[kind], **options}
+    drawn |= {
+        "predict_every_tokens": rng.choice([1, 8, 1000]),
+        "caps_every_s": rng.choice([0.0, 0.1]),
+        "report_every_s": rng.choice([0.0, 0.01, 0.25]),
+        "plan_every_s": 0.4,
+        "tp_degrees": (1, 2),
+    }
+    gain = rng.choice([0.0, 0.05])
+    if drawn["migration"] != "none":
+        drawn["migration"] = {"use": drawn["migration"], "gain": gain}
+    return make_control(**drawn)
 
 
 def random_faults(seed):

@@ -1,7 +1,6 @@
 """A global scheduler told one event at a time; forecasts are answered at once."""
 
 from stepserve.core.actions import Predict, Send
-from stepserve.core.config import ControlConfig
 from stepserve.core.events import InstanceReported, InstanceUp, Predicted, RequestArrived
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
@@ -18,6 +17,8 @@ from stepserve.core.request import (
 )
 from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.families.assemble import assemble_global
+from stepserve.families.diffusion import DIFFUSION
+from support.parts import make_control
 
 SIZES = (64, 128, 256, 512, 1024, 4096)
 PROFILE = StepProfile(SIZES, tuple(size * 3e-5 for size in SIZES), "made up")
@@ -43,8 +44,10 @@ class ScriptedCluster:
     profile = PROFILE
 
     def __init__(self, *specs, now_s=0.0, **config):
-        config = ControlConfig(tp_degrees=(1, 2), **config)
-        self.scheduler = assemble_global(config, StepTable(dict.fromkeys((1, 2), self.profile)))
+        config = make_control(tp_degrees=(1, 2), **config)
+        self.scheduler = assemble_global(
+            DIFFUSION, config, StepTable(dict.fromkeys((1, 2), self.profile))
+        )
         self.now_s = now_s
         for spec in specs:
             self.tell(InstanceUp(spec))

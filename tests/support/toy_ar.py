@@ -7,13 +7,13 @@ land damaged, and step times that are linear in what a batch is made of.
 import random
 
 from stepserve.core.actions import Finish
-from stepserve.core.config import ControlConfig, TokenConfig
 from stepserve.core.ids import RequestId
 from stepserve.core.protocols import Placement
 from stepserve.core.request import SLO, Family, FinishReason, Request
 from stepserve.core.segment import Segment
 from stepserve.core.step import Mix
 from stepserve.families.assemble import assemble_global, assemble_local
+from stepserve.families.autoregressive import AUTOREGRESSIVE
 from stepserve.sim.ar_executors import ArExecutors
 from stepserve.sim.ar_record import ArRecord
 from stepserve.sim.delays import Delays
@@ -23,6 +23,7 @@ from stepserve.sim.links import Links
 from stepserve.sim.transfers import Transfers
 from stepserve.sim.world import World
 from support.invariants import Invariants
+from support.parts import make_control
 from support.random_worlds import random_faults
 from support.toy_world import DELAYS, RandomPlanner, ToyWorld, make_slots, make_spec
 
@@ -44,14 +45,14 @@ class LinearCost:
 
 
 def make_global(config, placement=None):
-    scheduler = assemble_global(config, LinearCost())
+    scheduler = assemble_global(AUTOREGRESSIVE, config, LinearCost())
     if placement is not None:
         scheduler._placement = placement
     return scheduler
 
 
 def make_local(config, spec):
-    return assemble_local(config, spec, LinearCost())
+    return assemble_local(AUTOREGRESSIVE, config, spec, LinearCost())
 
 
 class RandomCuts:
@@ -152,33 +153,41 @@ class TokenWorld(ToyWorld):
                 assert record.tokens == truth.output_tokens, "the whole answer, each token once"
 
 
+BATCHING = ("order", "ignore_ttft", "least_chunk_tokens")
+
+
 def token_config(**options):
-    """``options``: of ``TokenConfig``, or of ``ControlConfig`` where those have none."""
-    names = TokenConfig.__dataclass_fields__
-    tokens = TokenConfig(**{k: v for k, v in options.items() if k in names})
-    rest = {k: v for k, v in options.items() if k not in names}
-    family = Family.AUTOREGRESSIVE.value
-    defaults = {"placement": "least_loaded", "predict_every_tokens": 64}
-    return ControlConfig(family=family, tokens=tokens, **{**defaults, **rest})
+    """``options``: of batching (``BATCHING``), or of ``ControlConfig``."""
+    batching = {"use": options.pop("batching", "age_budget")}
+    batching |= {name: options.pop(name) for name in BATCHING if name in options}
+    return make_control(**{"placement": "least_loaded", "batching": batching, **options})
 
 
 def random_token_config(seed):
     """Any options may meet any others; chunks are small, so that prompts have several."""
     rng = random.Random(f"{seed}/config")
+    batching = rng.choice(["all_running", "latency_budget", "latency_budget"])
+    drawn = {
+        "queue": rng.choice(["deadline", "fcfs", "fcfs_drop"]),
+        "queue_limit": rng.choice([5, 20, 1000]),
+        "admitted_limit": rng.choice([0, 0, 6]),
+        "predict_every_tokens": rng.choice([1, 8, 1000]),
+        "report_every_s": rng.choice([0.0, 0.01, 0.25]),
+    }
+    budget = rng.choice(["age_budget", "tbt_budget", "static_chunk"])
+    drawn |= {"tbt_s": rng.choice([0.004, 0.02]), "chunk_tokens": rng.choice([16, 64, 2048])}
+    options = {
+        "least_chunk_tokens": rng.choice([1, 16]),
+        "order": rng.choice(["fcfs", "priority", "shortest", "deadline"]),
+        "ignore_ttft": rng.choice([False, True]),
+    }
+    if batching == "latency_budget":
+        drawn |= {"batching": budget, **options}
+    else:
+        drawn["batching"] = batching
     return token_config(
-        batching=rng.choice(["all_running", "latency_budget", "latency_budget"]),
-        queue=rng.choice(["deadline", "fcfs", "fcfs_drop"]),
-        queue_limit=rng.choice([5, 20, 1000]),
-        admitted_limit=rng.choice([0, 0, 6]),
-        predict_every_tokens=rng.choice([1, 8, 1000]),
-        report_every_s=rng.choice([0.0, 0.01, 0.25]),
-        budget=rng.choice(["age", "fixed", "none"]),
-        tbt_s=rng.choice([0.004, 0.02]),
-        chunk_tokens=rng.choice([16, 64, 2048]),
-        least_chunk_tokens=rng.choice([1, 16]),
-        order=rng.choice(["fcfs", "priority", "shortest", "deadline"]),
-        ttft=rng.choice(["respect", "ignore"]),
-        push=rng.choice(["chunks", "serial"]),
+        **drawn,
+        push_pages=rng.choice([8, 0]),
         planner=rng.choice(["none", "none", "greedy"]),
         plan_every_s=0.4,
         tp_degrees=(1, 2),

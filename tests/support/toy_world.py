@@ -7,7 +7,7 @@ block) and the invariants of ``invariants.py`` checked after every event.
 import random
 from dataclasses import dataclass, field
 
-from stepserve.core.config import ControlConfig
+from stepserve.core.config import Choice, ControlConfig
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import ClusterPlan, Slot
@@ -29,6 +29,7 @@ from stepserve.core.step import StepKind, StepOutcome
 from stepserve.cost.remaining_steps import MeanYield, Yields
 from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.families.assemble import assemble_global, assemble_local
+from stepserve.families.diffusion import DIFFUSION
 from stepserve.planning.layouts import arrange, partitions
 from stepserve.sim.delays import Delays
 from stepserve.sim.faults import FaultConfig, Faults
@@ -219,10 +220,11 @@ class ToyWorld:
         self.config = config or ControlConfig(thresholds=(0.9, 0.7, 0.5), queue_limit=20)
         self.specs = specs or [make_spec("i0"), make_spec("i1", pages=40, running_requests=3)]
         self.log, self.requests, self.ends_at = [], [], {}
-        self.executors = ToyExecutors(self.rng, self.ends_at, self.config.migration == "any_step")
+        any_step = (self.config.migration or Choice()).use == "any_step"
+        self.executors = ToyExecutors(self.rng, self.ends_at, any_step)
         self.world = World(
-            lambda: assemble_global(self.config, StepTable(PROFILES)),
-            lambda spec: assemble_local(self.config, spec, StepTable(PROFILES)),
+            lambda: assemble_global(DIFFUSION, self.config, StepTable(PROFILES)),
+            lambda spec: assemble_local(DIFFUSION, self.config, spec, StepTable(PROFILES)),
             executors=self.executors,
             record=DiffusionRecord,
             truth=StepTable(PROFILES),

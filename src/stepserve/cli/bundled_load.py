@@ -65,7 +65,7 @@ def make_load(setting: Setting, system: System, point: Point) -> BundledLoad:
     """
     if not setting.base_s:
         raise FieldError("base_s", "needed: the bundled model has no published latency")
-    if setting.tp_degree != 1 or system.control.planner != "none":
+    if setting.tp_degree != 1 or system.control.plans:
         raise FieldError("tp_degree", "the bundled model was profiled at degree 1 only")
     torch.set_num_threads(1)
     loaded = load_model(BUNDLED_MODEL)

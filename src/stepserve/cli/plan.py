@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     check_output("--json", args.json)
     published = args.planner == "as_published"
     stage = CapacityIlp(StepSplit.AS_PUBLISHED if published else StepSplit.CORRECTED)
-    planner = GreedyPlanner() if args.planner == "greedy" else TwoStagePlanner(stage)
+    planner = GreedyPlanner() if args.planner == "greedy" else TwoStagePlanner(capacity=stage)
     problem, source = _problem(args)
 
     def outlook(slots: tuple[Slot, ...]) -> Outlook:
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     splits = [partitions(gpus, problem.tp_degrees) for gpus in problem.gpus_per_node]
     smallest = arrange(problem, [max(options, key=len) for options in splits])
     plan = planner.target(dataclasses.replace(problem, present=smallest))
-    optimum = TwoStagePlanner(stage).target(problem)
+    optimum = TwoStagePlanner(capacity=stage).target(problem)
     outlooks = {"recommended": outlook(plan.slots), "smallest": outlook(smallest)}
     outlooks["optimum"] = outlook(optimum.slots)
     print(_text(problem, source, plan.why, outlooks))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepserve.core.config import ServeConfig, from_table
+from stepserve.core.config import ControlConfig, ServeConfig, from_table
 from stepserve.core.errors import FieldError
 
 OPTIONS = {
@@ -33,14 +33,13 @@ OPTIONS = {
     "max_running_requests": "most requests that one instance steps at a time",
     "kv_pages": "KV pages of each instance",
 }
-CONTROL_OPTIONS = {
+POLICIES = {
     "placement": ("--placement-policy", "placement policy"),
     "batching": ("--batching-policy", "batching policy"),
     "threshold": ("--threshold-policy", "threshold policy"),
     "load_control": ("--load-control", "policy of the threshold caps; none: no caps"),
     "migration": ("--migration", "none, recompute_step or any_step"),
     "planner": ("--planner", "of the layout: none, greedy or capacity_ilp"),
-    "plan_every_s": ("--plan-every", "seconds between plans"),
 }
 
 
@@ -57,9 +56,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
             continue
         shown = f" (default {default})" if default != "" else ""
         parser.add_argument(flag, type=type(default), help=text + shown)
-    for name, (flag, text) in CONTROL_OPTIONS.items():
-        default = getattr(defaults.control, name)
-        parser.add_argument(flag, dest=name, type=type(default), help=f"{text} (default {default})")
+    for name, (flag, text) in POLICIES.items():
+        parser.add_argument(flag, dest=name, metavar="POLICY", help=text)
+    every = f"seconds between plans (default {defaults.control.plan_every_s:g})"
+    parser.add_argument("--plan-every", dest="plan_every_s", type=float, help=every)
     parser.add_argument("--verbose", action="store_true", help="log every decision and its why")
 
 
@@ -68,8 +68,9 @@ def configuration(args: argparse.Namespace) -> ServeConfig:
     table = read_toml(args.config) if args.config else {}
     config = from_table(ServeConfig, table)
     given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
-    chosen = {n: getattr(args, n) for n in CONTROL_OPTIONS if getattr(args, n) is not None}
-    control = dataclasses.replace(config.control, **chosen)
+    chosen = {n: getattr(args, n) for n in (*POLICIES, "plan_every_s")}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    control = from_table(ControlConfig, chosen, "control", config.control)
     return dataclasses.replace(config, **given, control=control)
 
 

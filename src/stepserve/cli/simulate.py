@@ -21,7 +21,9 @@ from stepserve.core.instance import InstanceSpec
 from stepserve.core.request import Family
 from stepserve.cost.boosted_steps import StepModel
 from stepserve.cost.step_log import StepLog
-from stepserve.live.event_log import EventLog, Header
+from stepserve.cost.step_table import StepProfiles
+from stepserve.families.setup import SchedulerSetup
+from stepserve.live.event_log import EventLog
 from stepserve.live.recording import Handled
 from stepserve.sim import traced
 from stepserve.sim.config import Experiment, from_tables, read_table
@@ -147,7 +149,8 @@ def _run_one(
         if event_logs is not None:
             _check_replayable(experiment, point.system)
             control = experiment.systems[point.system].control_for(experiment.setting.gpus)
-            log = EventLog(event_logs / f"{name}.jsonl.gz", Header(control, load.profiles))
+            setup = SchedulerSetup(Family.DIFFUSION, control, StepProfiles(load.profiles))
+            log = EventLog(event_logs / f"{name}.jsonl.gz", setup)
             on_handled = functools.partial(_note, logs.enter_context(contextlib.closing(log)))
         return run_point(
             experiment,

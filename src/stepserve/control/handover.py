@@ -29,9 +29,6 @@ from stepserve.core.segment import HandoverStage, Segment
 
 PREPARE_S, LANDING_S, ACKNOWLEDGE_S = 0.5, 2.0, 5.0
 
-PUSH_PAGES = 8
-"""Whole pages that are pushed together before the stop is reached."""
-
 HandoverEvent = (
     HandoverPrepared
     | ChunkLanded
@@ -94,7 +91,7 @@ class Outbound:
     """A segment with a stop, until its successor has acknowledged, or is no more."""
 
     def __init__(self, segment: Segment, page_tokens: int, push_pages: int) -> None:
-        """``push_pages``: see ``PUSH_PAGES``; 0: nothing before the stop (serial)."""
+        """``push_pages``: whole ones that are pushed together; 0: nothing before the stop."""
         self.segment = segment
         self.epoch = segment.epoch + 1  # of the hand-over
         self.running: RunningRequest | None = None  # None as long as it is inbound itself

@@ -49,7 +49,7 @@ from stepserve.core.running import RunningRequest
 from stepserve.core.segment import HandoverStage, ReleasePoint, Segment, SegmentEnd
 from stepserve.core.step import Batch, Mix, Step
 
-from .handover import PREPARE_S, PUSH_PAGES, HandoverEvent, Inbound, Outbound
+from .handover import PREPARE_S, HandoverEvent, Inbound, Outbound
 from .pages import PageLedger, pages_for, segment_tokens
 
 
@@ -66,7 +66,7 @@ class LocalScheduler:
         cost: CostModel,
         predict_every_tokens: int,
         report_every_s: float,
-        push_pages: int = PUSH_PAGES,
+        push_pages: int,
     ) -> None:
         self.spec = spec
         self._program = program

@@ -59,7 +59,7 @@ class Reconfiguration:
         """With ``planner = "none"`` nothing is ever planned."""
         self._config = config
         self._cost = cost
-        self.on = config.planner != "none"
+        self.on = config.plans
         self._next_s = -math.inf  # the first period begins with the first event
         self._asked: tuple[Slot, ...] | None = None  # for a plan, when this was the layout
         self._window = _Window(0.0)

@@ -70,12 +70,10 @@ class Relocation:
 
     def is_too_late(self, state: RequestState, now_s: float) -> bool:
         """Whether its deadline is infeasible; ``fcfs_drop`` counts its budget (DiLaServe B1)."""
-        slo_s = state.request.slo.e2e_s
-        if slo_s is None or state.late:
+        if state.request.slo.e2e_s is None or state.late:
             return False
         share = self._config.margin if self._config.queue == "fcfs_drop" else 1.0
-        left_s = state.request.arrival_s + share * slo_s - now_s
-        return left_s < self._least_s(state)
+        return state.request.left_s(now_s, share) < self._least_s(state)
 
     def give_up(self, state: RequestState) -> None:
         """Its deadline, not the request."""
@@ -135,5 +133,4 @@ class Relocation:
         if target is None:
             return []
         ledger.expect(state, target)
-        at = ReleasePoint.STEP if self._config.migration == "any_step" else ReleasePoint.CUT
-        return [state.ask_release(at, f"a step is faster on {target}")]
+        return [state.ask_release(self._migration.at, f"a step is faster on {target}")]

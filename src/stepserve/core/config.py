@@ -1,17 +1,13 @@
 """Configuration as frozen values, read from TOML tables. An unknown key is an error."""
 
 import dataclasses
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from stepserve.core.errors import FieldError
-from stepserve.core.request import CacheMode, Family, RefreshScope
-
-
-def _check(holds: bool, field: str, message: str) -> None:
-    if not holds:
-        raise FieldError(field, message)
+from stepserve.core.errors import FieldError, check
+from stepserve.core.request import CacheMode, RefreshScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,165 +27,107 @@ class SLOClass:
         """Raises FieldError for a target or weight that is not positive."""
         for name in ("e2e_s", "ttft_s", "tpot_s", "weight", "tbt_s"):
             value = getattr(self, name)
-            _check(value is None or value > 0.0, f"slo_classes.{name}", "must be positive")
+            check(value is None or value > 0.0, f"slo_classes.{name}", "must be positive")
 
 
 @dataclass(frozen=True, slots=True)
-class TokenConfig:
-    """How autoregressive requests are scheduled (DynaServe 3.3 to DynaServe 3.7).
+class NoOptions:
+    """What a part is configured with that has nothing to configure."""
 
-    Batches: ``tbt_s`` is the target between two tokens where the request has none,
-    ``safety`` the share of it that a batch may take after ``overhead_s``; ``budget`` says what
-    bounds a batch: ``fixed``, that target (as published), ``age``, what is left of it since each
-    request's last token, or ``none``: ``chunk_tokens`` of prefill whatever is decoded.
-    A prefill left out for ``starved_s`` gets ``least_chunk_tokens``. ``order`` of prefills:
-    fcfs, priority, shortest or deadline; ``ttft``: respect targets of it, or ignore (published).
 
-    Placement: ``cost`` is occupancy or elapsed, ``probes`` bounds the search, which
-    stops where both sides are within ``epsilon``; ``gain`` is the share of the request's own
-    time that a cut must save (published: 0.05); ``margin_tokens`` are added to the predicted
-    output length, ``least_segment_tokens`` bound a segment from below, ``pairs`` are looked at;
-    ``cut``: at any token, at the prompt's end, or none. ``prefill_instances`` are those of
-    ``disaggregated`` placement, where prompts that fit ``bypass_tokens`` are computed where they
-    are decoded.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A part by name, and its options: plain values, checked by the part's ``Options``.
 
-    ``push``: ``chunks`` while the predecessor computes, or ``serial``, all at the end.
+    ``use``: a registered name or ``package.module:Class``; empty: the default, with other options.
+    In TOML a name, or a table of ``use`` and the options.
     """
 
-    tbt_s: float = 0.1
-    safety: float = 0.95
-    overhead_s: float = 0.001
-    budget: str = "age"
-    chunk_tokens: int = 2048
-    least_chunk_tokens: int = 64
-    starved_s: float = 0.4
-    order: str = "fcfs"
-    ttft: str = "respect"
-    cost: str = "occupancy"
-    probes: int = 6
-    epsilon: float = 0.05
-    gain: float = 0.6
-    margin_tokens: int = 20
-    least_segment_tokens: int = 64
-    pairs: int = 4
-    cut: str = "any"
-    push: str = "chunks"
-    prefill_instances: int = 1
-    bypass_tokens: int = 0
+    use: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Raises FieldError naming the number or word that makes no sense."""
-        for name in ("tbt_s", "starved_s", "safety"):
-            _check(getattr(self, name) > 0.0, f"control.tokens.{name}", "must be positive")
-        for name in ("chunk_tokens", "least_chunk_tokens", "probes", "pairs"):
-            _check(getattr(self, name) >= 1, f"control.tokens.{name}", "must be at least 1")
-        for name in ("overhead_s", "epsilon", "gain", "margin_tokens", "least_segment_tokens"):
-            _check(getattr(self, name) >= 0, f"control.tokens.{name}", "must not be negative")
-        for name in ("prefill_instances", "bypass_tokens"):
-            _check(getattr(self, name) >= 0, f"control.tokens.{name}", "must not be negative")
-        _check(self.safety <= 1.0, "control.tokens.safety", "must be at most 1")
-        fits = self.least_chunk_tokens <= self.chunk_tokens
-        _check(fits, "control.tokens.least_chunk_tokens", "must be at most chunk_tokens")
-        for name, words in _TOKEN_WORDS.items():
-            known = f"must be one of {', '.join(words)}"
-            _check(getattr(self, name) in words, f"control.tokens.{name}", known)
-
-
-_TOKEN_WORDS = {
-    "budget": ("age", "fixed", "none"),
-    "order": ("fcfs", "priority", "shortest", "deadline"),
-    "ttft": ("respect", "ignore"),
-    "cost": ("occupancy", "elapsed"),
-    "cut": ("any", "prompt", "none"),
-    "push": ("chunks", "serial"),
-}
+    def over(self, base: "Choice | None") -> "Choice":
+        """This laid over another choice, whose options stay if it is of the same part."""
+        if base is None or self.use not in ("", base.use):
+            return self
+        return Choice(base.use, {**base.options, **self.options})
 
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
-    """Policies by name, and their numbers.
+    """Policies, each with options of its own, and the numbers that are everybody's.
 
-    ``family`` is the models' (``Family``); ``tokens``: what concerns autoregressive ones alone.
+    ``None`` is the default of the model's family.
 
-    ``margin``: share of a deadline that the threshold choice plans against (DiLaServe B1:
-    0.9); ``early_margin``: the same at the start of a request, for ``early_fit``;
+    ``margin``: share of a deadline that is planned against (DiLaServe B1: 0.9).
     ``infeasible``: what becomes of requests whose deadline cannot be met: ``lowest_threshold`` (as
     published), or ``preempt`` (they leave their place to others).
-    ``refresh_margin``: the share that must suffice for everybody where ``when_slack``
-    refreshes more than was asked.
-    ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for fewer.
-    ``starvation_batches``: a running request left out that often goes first.
-    ``predict_every_tokens``: newly settled tokens between forecasts (DiLaServe B5: 8).
-    ``admitted_limit``: most requests placed at once (DiLaServe B1), ``running_tokens``: most
-    full-length tokens placed on one instance (DiLaServe B7); 0: no such limit.
-    ``caps_every_s``: least time between two updates of the threshold caps, ``utilisation``:
-    share of the cluster's supply that they plan with.
-    ``quality_points`` at ``quality_thresholds``: what ``marginal_caps`` weighs, linear in
-    between; by default the published accuracy of LLaDA-8B on GSM8K, made monotone (DiLaServe B3).
-    ``report_every_s``: how often an instance reports on its running requests. ``migration_gain``:
-    share by which a step must be faster elsewhere (DiLaServe C6). ``plan_every_s``: how often the
-    layout is planned, on the arrivals of that long.
+    ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
+    ``admitted_limit``: most requests placed at once, ``running_tokens``: most full-length
+    tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
+    ``caps_every_s``: least time between two updates of the threshold caps.
+    ``report_every_s``: how often an instance reports on its running requests.
+    ``plan_every_s``: how often the layout is planned, on the arrivals of that long.
+
+    Of autoregressive models: ``tbt_s`` is the target between two tokens where the request has
+    none, ``chunk_tokens`` the most prefill in one batch, ``push_pages`` are sent to the second
+    instance while the first computes (DynaServe 3.7; 0: all at the end).
     """
 
-    placement: str = "step_completion"
-    batching: str = "latency_budget"
-    threshold: str = "deadline_fit"
-    load_control: str = "load_caps"
-    migration: str = "recompute_step"
-    planner: str = "none"
+    placement: Choice | None = None
+    batching: Choice | None = None
+    threshold: Choice | None = None
+    load_control: Choice | None = None
+    migration: Choice | None = None
+    refresh: Choice | None = None
+    segment_cost: Choice | None = None
+    planner: Choice | None = None
     queue: str = "deadline"
-    refresh: str = "as_asked"
     infeasible: str = "lowest_threshold"
     thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
     margin: float = 0.9
-    early_margin: float = 0.75
-    refresh_margin: float = 0.6
     queue_limit: int = 256
     admitted_limit: int = 0
     running_tokens: int = 0
-    heavy_tokens: int = 8192
-    starvation_batches: int = 4
-    predict_every_tokens: int = 8
+    predict_every_tokens: int | None = None
     caps_every_s: float = 1.0
-    utilisation: float = 0.8
-    quality_thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
-    quality_points: tuple[float, ...] = (78.6, 78.6, 77.0, 71.7, 65.9)
     report_every_s: float = 0.25
-    migration_gain: float = 0.05
     plan_every_s: float = 300.0
     tp_degrees: tuple[int, ...] = (1, 2, 4)
-    family: str = Family.DIFFUSION.value
-    tokens: TokenConfig = TokenConfig()
+    tbt_s: float = 0.1
+    chunk_tokens: int = 2048
+    push_pages: int = 8
+
+    @property
+    def plans(self) -> bool:
+        """Whether the layout is planned at all."""
+        return self.planner is not None and self.planner.use != "none"
 
     def __post_init__(self) -> None:
-        """Raises FieldError naming the number that makes no sense."""
-        for name in ("queue_limit", "heavy_tokens", "starvation_batches", "predict_every_tokens"):
-            _check(getattr(self, name) >= 1, f"control.{name}", "must be at least 1")
-        for name in ("admitted_limit", "running_tokens", "migration_gain", "report_every_s"):
-            _check(getattr(self, name) >= 0, f"control.{name}", "must not be negative")
-        _check(self.caps_every_s >= 0.0, "control.caps_every_s", "must not be negative")
-        _check(self.plan_every_s > 0.0, "control.plan_every_s", "must be positive")
-        for name in ("margin", "early_margin", "refresh_margin", "utilisation"):
-            _check(0.0 < getattr(self, name) <= 1.0, f"control.{name}", "must be in (0, 1]")
-        for name in ("thresholds", "quality_thresholds"):
-            grid = list(getattr(self, name))
-            descends = bool(grid) and grid == sorted(set(grid), reverse=True)
-            _check(descends, f"control.{name}", "must descend, at least one")
-        points = list(self.quality_points)
-        fits = len(points) == len(self.quality_thresholds)
-        fits = fits and points == sorted(points, reverse=True)
-        _check(fits, "control.quality_points", "must not rise, one per quality threshold")
+        """Raises FieldError naming the value that makes no sense."""
+        for name in ("queue_limit", "predict_every_tokens", "chunk_tokens"):
+            value = getattr(self, name)
+            check(value is None or value >= 1, f"control.{name}", "must be at least 1")
+        for name in ("admitted_limit", "running_tokens", "report_every_s", "caps_every_s"):
+            check(getattr(self, name) >= 0, f"control.{name}", "must not be negative")
+        check(self.push_pages >= 0, "control.push_pages", "must not be negative")
+        for name in ("plan_every_s", "tbt_s"):
+            check(getattr(self, name) > 0.0, f"control.{name}", "must be positive")
+        check(0.0 < self.margin <= 1.0, "control.margin", "must be in (0, 1]")
+        grid = list(self.thresholds)
+        descends = bool(grid) and grid == sorted(set(grid), reverse=True)
+        check(descends, "control.thresholds", "must descend, at least one")
+        within = all(0.0 < threshold <= 1.0 for threshold in grid)
+        check(within, "control.thresholds", "must be in (0, 1]")
         degrees = list(self.tp_degrees)
         ascends = bool(degrees) and degrees == sorted(set(degrees)) and degrees[0] >= 1
-        _check(ascends, "control.tp_degrees", "must ascend from at least 1")
-        families = ", ".join(Family)
-        _check(self.family in list(Family), "control.family", f"must be one of {families}")
+        check(ascends, "control.tp_degrees", "must ascend from at least 1")
         known = self.queue in ("deadline", "fcfs", "fcfs_drop")
-        _check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
+        check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
+        known = self.infeasible in ("lowest_threshold", "preempt")
+        check(known, "control.infeasible", "must be lowest_threshold or preempt")
         in_order = self.infeasible != "preempt" or self.queue == "deadline"
-        _check(in_order, "control.infeasible", "preempt needs queue = deadline: it is an order")
-        for threshold in self.thresholds:
-            _check(0.0 < threshold <= 1.0, "control.thresholds", "must be in (0, 1]")
+        check(in_order, "control.infeasible", "preempt needs queue = deadline: it is an order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,70 +179,87 @@ class ServeConfig:
         """Raises FieldError naming the value that makes no sense."""
         words = [word.strip() for word in self.layout.split(",")]
         ok = not self.layout or all(word.isdecimal() and int(word) for word in words)
-        _check(ok, "layout", f"{self.layout!r} is not a list of degrees, such as 2,1")
+        check(ok, "layout", f"{self.layout!r} is not a list of degrees, such as 2,1")
         for name in ("instances", "max_running_requests", "kv_pages", "page_tokens"):
-            _check(getattr(self, name) >= 1, name, "must be at least 1")
-        _check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
-        _check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")
-        _check(self.hang_s > 0.0, "hang_s", "must be positive")
+            check(getattr(self, name) >= 1, name, "must be at least 1")
+        check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
+        check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")
+        check(self.hang_s > 0.0, "hang_s", "must be positive")
         kind, _, address = self.cluster.partition("://")
         known = self.cluster in ("local", "ray") or (kind == "ray" and address != "")
-        _check(known, "cluster", "must be local, ray, ray://auto or ray://HOST:PORT")
+        check(known, "cluster", "must be local, ray, ray://auto or ray://HOST:PORT")
         predictors = ("auto", "mean", "boosted")
-        _check(self.predictor in predictors, "predictor", f"not in {', '.join(predictors)}")
+        check(self.predictor in predictors, "predictor", f"not in {', '.join(predictors)}")
         modes = ", ".join(CacheMode)
-        _check(self.cache_mode in list(CacheMode), "cache_mode", f"must be one of {modes}")
+        check(self.cache_mode in list(CacheMode), "cache_mode", f"must be one of {modes}")
         scopes = ", ".join(RefreshScope)
         known = self.refresh_scope in list(RefreshScope)
-        _check(known, "refresh_scope", f"must be one of {scopes}")
+        check(known, "refresh_scope", f"must be one of {scopes}")
         classes = ", ".join(self.slo_classes)
-        _check(self.default_slo_class in self.slo_classes, "default_slo_class", f"not in {classes}")
+        check(self.default_slo_class in self.slo_classes, "default_slo_class", f"not in {classes}")
 
 
 T = TypeVar("T")
 
 
-def from_table(cls: type[T], table: Mapping[str, Any], path: str = "") -> T:
-    """Build config dataclass ``cls`` from a TOML table.
+def from_table(cls: type[T], table: Mapping[str, Any], path: str = "", base: T | None = None) -> T:
+    """Build config dataclass ``cls`` from a TOML table, laid over ``base`` if given.
 
     Raises FieldError naming the dotted key for an unknown key or a value of a wrong type.
     """
-    defaults = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
+    hints = typing.get_type_hints(cls)
+    specs = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values = {} if base is None else {name: getattr(base, name) for name in specs}
     for key, value in table.items():
         dotted = f"{path}.{key}" if path else key
-        if key not in defaults:
-            raise FieldError(dotted, f"unknown key; known: {', '.join(sorted(defaults))}")
-        values[key] = _convert(value, _default(defaults[key]), dotted)
+        if key not in specs:
+            raise FieldError(dotted, f"unknown key; known: {', '.join(sorted(specs))}")
+        present = values[key] if key in values else _default(specs[key])
+        values[key] = _convert(value, hints[key], present, dotted)
     return cls(**values)
 
 
+def as_table(value: Any) -> Any:
+    """The inverse of ``from_table``: a config value as TOML values, without what is ``None``."""
+    if isinstance(value, Choice):
+        return {"use": value.use, **as_table(value.options)} if value.options else value.use
+    if dataclasses.is_dataclass(value):
+        value = {spec.name: getattr(value, spec.name) for spec in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: as_table(item) for key, item in value.items() if item is not None}
+    return [as_table(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
 def _default(spec: "dataclasses.Field[Any]") -> Any:
-    if spec.default is not dataclasses.MISSING:
-        return spec.default
-    assert spec.default_factory is not dataclasses.MISSING, spec.name
-    return spec.default_factory()
+    if spec.default_factory is not dataclasses.MISSING:
+        return spec.default_factory()
+    return None if spec.default is dataclasses.MISSING else spec.default
 
 
-def _convert(value: Any, default: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(default):
-        return from_table(type(default), _expect(value, Mapping, path), path)
-    if isinstance(default, Mapping):
-        rows = _expect(value, Mapping, path)
-        given = {
-            k: from_table(SLOClass, _expect(v, Mapping, path), f"{path}.{k}")
-            for k, v in rows.items()
-        }
-        return {**default, **given}
-    if isinstance(default, tuple):
-        item = type(default[0]) if default else float
-        kinds = (int, float) if item is float else item
-        return tuple(item(_expect(v, kinds, path)) for v in _expect(value, list, path))
-    if isinstance(default, bool) or default is None:
-        return _expect(value, bool if isinstance(default, bool) else (int, float), path)
-    if isinstance(default, float):
+def _convert(value: Any, hint: Any, present: Any, path: str) -> Any:
+    """A TOML value as ``hint`` says; ``present`` is what a table is laid over."""
+    args = typing.get_args(hint)
+    if type(None) in args:
+        (hint,) = (arg for arg in args if arg is not type(None))
+        args = typing.get_args(hint)
+    if hint is Choice:
+        if isinstance(value, str):
+            return Choice(value)
+        options = dict(_expect(value, Mapping, path))
+        return Choice(_expect(options.pop("use", ""), str, f"{path}.use"), options).over(present)
+    if dataclasses.is_dataclass(hint):
+        table = _expect(value, Mapping, path)
+        return from_table(hint, table, path, present)  # type: ignore[arg-type]
+    if typing.get_origin(hint) is tuple:
+        row = _expect(value, (list, tuple), path)
+        return tuple(_convert(item, args[0], None, path) for item in row)
+    if typing.get_origin(hint) is Mapping:
+        rows = _expect(value, Mapping, path).items()
+        given = {k: _convert(v, args[1], None, f"{path}.{k}") for k, v in rows}
+        return {**(present or {}), **given}
+    if hint is float:
         return float(_expect(value, (int, float), path))
-    return _expect(value, type(default), path)
+    return _expect(value, hint, path)
 
 
 def _expect(value: Any, kind: Any, path: str) -> Any:

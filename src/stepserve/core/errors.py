@@ -16,6 +16,19 @@ class FieldError(StepserveError):
         self.message = message
 
 
+def check(holds: bool, field: str, message: str) -> None:
+    """Raises FieldError unless it holds."""
+    if not holds:
+        raise FieldError(field, message)
+
+
+def check_share(options: object, *names: str) -> None:
+    """Raises FieldError for an attribute that is no share: neither in (0, 1] nor ``None``."""
+    for name in names:
+        share = getattr(options, name)
+        check(share is None or 0.0 < share <= 1.0, name, "must be in (0, 1]")
+
+
 class EventError(StepserveError):
     """A scheduler failed on an ``event`` that had waited until another was handled."""
 

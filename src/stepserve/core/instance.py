@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stepserve.core.errors import check
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.plan import Slot
@@ -24,6 +25,27 @@ class InstanceSpec:
     page_tokens: int
     max_running_requests: int
     slot: Slot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What it takes to copy keys and values from one instance to another."""
+
+    bytes_per_token: float
+    bytes_per_s: float
+    rtt_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises FieldError for a link that carries nothing, or takes negative time."""
+        check(self.bytes_per_s > 0.0, "link.bytes_per_s", "must be positive")
+        for name in ("bytes_per_token", "rtt_s"):
+            check(getattr(self, name) >= 0.0, f"link.{name}", "must not be negative")
+
+    def seconds(self, tokens: int) -> float:
+        """Seconds over an idle link; 0 for no tokens."""
+        if tokens <= 0:
+            return 0.0
+        return self.rtt_s + tokens * self.bytes_per_token / self.bytes_per_s
 
 
 class RunningReport(NamedTuple):

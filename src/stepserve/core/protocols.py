@@ -1,16 +1,17 @@
 """The ports: what the control plane asks of the parts around it, and the policies' shapes."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from stepserve.core.config import ControlConfig
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Work
+from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Link, Work
 from stepserve.core.payload import KvChunk, Payload, SettledToken
-from stepserve.core.request import FinishReason, OnMiss, Progress, Request
+from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.running import RunningRequest, StepPace
-from stepserve.core.segment import Segment
+from stepserve.core.segment import ReleasePoint, Segment
 from stepserve.core.step import Batch, Mix, Step, StepOutcome
 
 Batches = Sequence[tuple[float, int, int, Mix | None]]
@@ -129,6 +130,25 @@ class SegmentCost(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All that a policy may be given beside its options: what others are made of.
+
+    ``control`` has the numbers that are everybody's. ``link``: what keys and values are copied
+    over; ``segment_cost``: for placements that weigh segments. Both are autoregressive models'.
+    """
+
+    program: StepProgram
+    cost: CostModel
+    control: ControlConfig = field(default_factory=ControlConfig)
+    link: Link | None = None
+    segment_cost: SegmentCost | None = None
+
+    def margin(self, own: float | None) -> float:
+        """A policy's own share of a deadline to plan against, else everybody's."""
+        return self.control.margin if own is None else own
+
+
 class StepPredictor(Protocol):
     """Predicts remaining steps. Owned by the driver; schedulers ask by ``Predict``."""
 
@@ -170,7 +190,9 @@ class PlacementPolicy(Protocol):
 
 
 class MigrationPolicy(Protocol):
-    """Chooses whether and where a running request should go on elsewhere."""
+    """Chooses whether and where a running request should go on elsewhere; ``at``: and when."""
+
+    at: ReleasePoint
 
     def target(
         self, request: Request, source: InstanceLoad, others: Iterator[InstanceLoad]
@@ -204,8 +226,7 @@ class Demand:
     @property
     def can_be_lowered(self) -> bool:
         """Whether a cap means anything to it: it has a deadline, and would rather keep that."""
-        slo = self.request.slo
-        return slo.e2e_s is not None and slo.on_miss is not OnMiss.BEST_EFFORT
+        return not self.request.slo.pinned
 
     @property
     def tokens(self) -> tuple[float, ...]:

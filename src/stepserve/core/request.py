@@ -1,5 +1,6 @@
 """What is known of a request when it arrives, and how far it has come."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -79,6 +80,11 @@ class SLO:
         if not self.weight > 0.0:
             raise FieldError("slo.weight", "must be positive")
 
+    @property
+    def pinned(self) -> bool:
+        """Whether the preferred threshold is kept: there is no deadline, or it may be missed."""
+        return self.e2e_s is None or self.on_miss is OnMiss.BEST_EFFORT
+
 
 @dataclass(frozen=True, slots=True)
 class ThresholdBounds:
@@ -148,6 +154,11 @@ class Request:
     def deadline_s(self) -> float | None:
         """Absolute end-to-end deadline on the scheduler's clock."""
         return None if self.slo.e2e_s is None else self.arrival_s + self.slo.e2e_s
+
+    def left_s(self, now_s: float, share: float = 1.0) -> float:
+        """Seconds until a share of its deadline has passed; infinite without one."""
+        e2e_s = self.slo.e2e_s
+        return math.inf if e2e_s is None else self.arrival_s + share * e2e_s - now_s
 
 
 class Confidence(NamedTuple):

@@ -56,7 +56,7 @@ class BatchProfile:
         line = self.line.fitted((*self.steps, *learned))
         return dataclasses.replace(self, line=line, learned=tuple(learned))
 
-    def table(self, degrees: Sequence[int] = (1,)) -> BatchTable:
+    def cost_model(self, degrees: Sequence[int] = (1,)) -> BatchTable:
         """A table that has learned the measured batches and nothing else.
 
         Every tensor-parallel degree begins with the same times, and learns its own.

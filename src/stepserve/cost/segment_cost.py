@@ -20,38 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepserve.core.config import TokenConfig
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check
 from stepserve.core.instance import InstanceSpec, Work
-from stepserve.core.protocols import CostModel
+from stepserve.core.protocols import Parts
 from stepserve.core.step import Mix
 
 REFRESH = 64  # questions after which one instance is looked at anew: the cost model learns
 SLOPE = 8
+MOST_EVENTS = 200  # that ``Elapsed`` plays
 NEAR, FAR = 1024, 8192  # contexts between which rates are taken as linear
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What it takes to copy keys and values from one instance to another."""
-
-    bytes_per_token: float
-    bytes_per_s: float
-    rtt_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a link that carries nothing, or takes negative time."""
-        if self.bytes_per_s <= 0.0:
-            raise FieldError("link.bytes_per_s", "must be positive")
-        for name in ("bytes_per_token", "rtt_s"):
-            if getattr(self, name) < 0.0:
-                raise FieldError(f"link.{name}", "must not be negative")
-
-    def seconds(self, tokens: int) -> float:
-        """Seconds over an idle link; 0 for no tokens."""
-        if tokens <= 0:
-            return 0.0
-        return self.rtt_s + tokens * self.bytes_per_token / self.bytes_per_s
 
 
 class Rates(NamedTuple):
@@ -91,8 +68,35 @@ def _halfway(work: Work) -> float:
 class _Segments:
     """What both definitions share: the budget of a batch, TBT, transfer, and what is kept."""
 
-    def __init__(self, cost: CostModel, tokens: TokenConfig, link: Link) -> None:
-        self._cost, self._tokens, self._link = cost, tokens, link
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """What batches look like: as the batching policy makes them.
+
+        ``tbt_s``: the target that bounds a batch, infinite for ``static_chunk`` (default:
+        ``control.tbt_s``). ``safety``, ``overhead_s``, ``least_chunk_tokens``: see ``tbt_budget``.
+        """
+
+        tbt_s: float | None = None
+        safety: float = 0.95
+        overhead_s: float = 0.001
+        least_chunk_tokens: int = 64
+
+        def __post_init__(self) -> None:
+            """Raises FieldError naming the number that makes no sense."""
+            check(self.tbt_s is None or self.tbt_s > 0.0, "tbt_s", "must be positive")
+            check(0.0 < self.safety <= 1.0, "safety", "must be in (0, 1]")
+            check(self.overhead_s >= 0.0, "overhead_s", "must not be negative")
+            check(self.least_chunk_tokens >= 1, "least_chunk_tokens", "must be at least 1")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        """Raises FieldError where keys and values have no link to be copied over."""
+        if parts.link is None:
+            raise FieldError("control.segment_cost", "needs a link between instances")
+        control = parts.control
+        tbt_s = control.tbt_s if options.tbt_s is None else options.tbt_s
+        self._cost, self._link = parts.cost, parts.link
+        self._limit_s = tbt_s * options.safety - options.overhead_s
+        self._chunk_tokens, self._least_tokens = control.chunk_tokens, options.least_chunk_tokens
         self._held: dict[str, Held] = {}
         self._budgets: dict[tuple[int, int, int], int] = {}
         self._asked = 0
@@ -171,24 +175,20 @@ class _Segments:
         ``least_chunk_tokens`` where nothing fits: prefill that starves is let in by that much.
         Contexts are told apart by 256 tokens.
         """
-        options = self._tokens
-        if options.budget == "none":
-            return options.chunk_tokens
         step = int(context / decodes) >> 8 if decodes else 0
         key = spec.tp_degree, decodes, step
         budget = self._budgets.get(key)
         if budget is None:
             total = decodes * ((step << 8) + 128)
-            limit_s = options.tbt_s * options.safety - options.overhead_s
-            low, high = 0, options.chunk_tokens // spec.page_tokens  # in pages; low is let in
+            low, high = 0, self._chunk_tokens // spec.page_tokens  # in pages; low is let in
             while low < high:
                 pages = (low + high + 1) // 2
                 n = pages * spec.page_tokens
-                if self._batch_s(n, n * (n + 1) // 2, decodes, total, spec) <= limit_s:
+                if self._batch_s(n, n * (n + 1) // 2, decodes, total, spec) <= self._limit_s:
                     low = pages
                 else:
                     high = pages - 1
-            budget = max(low * spec.page_tokens, options.least_chunk_tokens)
+            budget = max(low * spec.page_tokens, self._least_tokens)
             self._budgets[key] = budget
         return budget
 
@@ -208,16 +208,10 @@ class Elapsed(_Segments):
     """A ``SegmentCost``: time until everything held, and the segment added, is done.
 
     Batches of all decodes and M tokens of prefill, first come first served, until the next
-    segment begins or ends to decode; shares of a batch count as such. After ``most_events``
+    segment begins or ends to decode; shares of a batch count as such. After ``MOST_EVENTS``
     what is left is taken at the pace reached. Unlike ``Occupancy`` every question plays it all
     through, and nothing is promised but that added work never takes less than none.
     """
-
-    def __init__(
-        self, cost: CostModel, tokens: TokenConfig, link: Link, most_events: int = 200
-    ) -> None:
-        super().__init__(cost, tokens, link)
-        self._most_events = most_events
 
     def _look(self, held: Sequence[Work], spec: InstanceSpec) -> Held:
         return super()._look(held, spec)._replace(backlog_s=self._play(held, spec))
@@ -240,7 +234,7 @@ class Elapsed(_Segments):
         heapq.heapify(decoding)
         context = sum([start for _, start in decoding])
         seconds = batch = done = 0.0  # done: tokens of the prefill that is first
-        for _ in range(self._most_events):
+        for _ in range(MOST_EVENTS):
             if not filling and not decoding:
                 return seconds
             chunk, span, behind = 0, math.inf, 0.0

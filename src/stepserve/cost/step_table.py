@@ -12,7 +12,7 @@ import bisect
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +101,17 @@ def by_tokens(profile: StepProfile) -> tuple[tuple[float, ...], tuple[int, ...]]
     """
     entries = tuple(profile.entry(n) for n in range(profile.sizes[-1] + 1))
     return tuple(profile.forward_s(e, n) for n, e in enumerate(entries)), entries
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfiles:
+    """A profile for each tensor-parallel degree."""
+
+    by_degree: Mapping[int, StepProfile]
+
+    def cost_model(self, degrees: Sequence[int]) -> "StepTable":
+        """A table that begins with all of them."""
+        return StepTable(self.by_degree)
 
 
 class StepTable:

@@ -52,7 +52,8 @@ class SLOReader:
         Raises FieldError for an unknown class and for aliases that contradict.
         """
         fields = fields or SLOFields()
-        weighs = self._config.control.load_control == "marginal_caps"
+        load_control = self._config.control.load_control
+        weighs = load_control is not None and load_control.use == "marginal_caps"
         if fields.weight not in (None, 1.0) and not weighs:
             raise FieldError("slo.weight", "no policy of this server weighs requests; only 1")
         for name in _WITHOUT_EFFECT:
@@ -70,7 +71,7 @@ class SLOReader:
         ttft_s = _seconds(self._target(fields.ttft_ms, headers, _TTFT))
         tpot_s = _seconds(self._target(fields.tpot_ms, headers, _TPOT))
         tbt_s = _seconds(self._target(fields.tbt_ms, headers, _TBT))
-        least_tbt_s = defaults.tbt_s or self._config.control.tokens.tbt_s
+        least_tbt_s = defaults.tbt_s or self._config.control.tbt_s
         e2e_s = defaults.e2e_s if e2e_s is None else e2e_s
         on_miss = OnMiss(fields.on_miss or OnMiss.DEGRADE)
         if on_miss is OnMiss.REJECT and e2e_s is None:

@@ -34,11 +34,12 @@ class Codec:
 def codec(hint: Any) -> Codec:
     """The codec of a type hint.
 
-    Known are: str, int, float, bool, names for these, enums, dataclasses, named tuples, tuples,
-    mappings, and unions of records, or of anything with ``None``. Raises TypeError for others.
+    Known are: str, int, float, bool, ``Any`` (of JSON), names for these, enums, dataclasses, named
+    tuples, tuples, mappings, and unions of records, or of anything with ``None``. Raises TypeError
+    for others.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint in (str, int, float, bool):
+    if hint in (str, int, float, bool, Any):
         return Codec(_same, _same)
     if isinstance(hint, typing.NewType):
         return codec(hint.__supertype__)

@@ -22,15 +22,16 @@ from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import Planner, Slot
 from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import CacheMode, Family, RefreshScope
+from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.step_log import StepLog
 from stepserve.engine.loader import LoadedModel
+from stepserve.families.assemble import FAMILIES, make_planner
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import DIFFUSION_FIELDS, ModelCard
 from stepserve.gateway.operator import add_operator
 from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.metrics.control import ControlReading
 from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
-from stepserve.planning.assemble import make_planner
 
 from .counters import Counters
 from .event_log import EventLog
@@ -39,10 +40,8 @@ from .families import (
     cores_per_share,
     describe,
     load,
-    make_header,
+    make_setup,
     model_folder,
-    new_global,
-    new_local,
 )
 from .frontend import LiveFrontend
 from .instance import Instance
@@ -126,26 +125,26 @@ def build_cluster(
     ``planner`` replaces the configured one. ``host``: where else instances live; then ``loaded``
     may be without weights.
     """
-    header = make_header(config, loaded)
-    recipe = Recipe(config, header)
-    planner = planner or make_planner(header.control)
+    setup = make_setup(config, loaded)
+    recipe = Recipe(config, setup)
+    planner = planner or make_planner(FAMILIES[setup.family], setup.control)
     specs = _first_specs(config)
-    new_local(header, specs[0])  # refuses unknown policies now
+    setup.new_local(specs[0])  # refuses unknown policies now
     log = StepLog(Path(config.log_steps)) if config.log_steps else None
     predictor = SharedPredictor(recipe.predictor(), log)
     counters = Counters()
     listeners = [*listeners, counters.note]
     logs: list[EventLog | KeptBatches | SharedPredictor] = [predictor]
-    if header.batches is not None and config.keep_profile:
-        lowest = header.control.tp_degrees[0]
-        kept = KeptBatches(Path(config.keep_profile), header.batches, lowest)
+    if isinstance(setup.profile, BatchProfile) and config.keep_profile:
+        lowest = setup.control.tp_degrees[0]
+        kept = KeptBatches(Path(config.keep_profile), setup.profile, lowest)
         listeners.append(kept.note)
         logs.append(kept)
     if config.events:
-        events = EventLog(Path(config.events), header)
+        events = EventLog(Path(config.events), setup)
         listeners.append(events.note)
         logs.append(events)
-    loop = ControlLoop(lambda: new_global(header), predictor, time.monotonic, planner, listeners)
+    loop = ControlLoop(setup.new_global, predictor, time.monotonic, planner, listeners)
 
     def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
         return recipe.instance(loaded, spec, incarnation, predictor, time.monotonic, listeners)
@@ -156,7 +155,7 @@ def build_cluster(
     else:
         transport = host(recipe, loop.sink, listeners, predictor)
     frontend = LiveFrontend(loop, transport)
-    operator = LiveOperator(loop, specs, header.control.tp_degrees)
+    operator = LiveOperator(loop, specs, setup.control.tp_degrees)
     return Cluster(loop, transport, frontend, specs, counters, operator, tuple(logs))
 
 

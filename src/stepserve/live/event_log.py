@@ -1,7 +1,7 @@
 """The event log: every event and every decision of a run, enough to replay it bit for bit.
 
-A text file of JSON lines, gzipped if its name ends in ``.gz``. The first line is the header: the
-configuration of the schedulers and the step-time profiles they began with. Each further line is
+A text file of JSON lines, gzipped if its name ends in ``.gz``. The first line is the header: a
+``SchedulerSetup``, that is policies by name and the times they began with. Each further line is
 one call of ``handle``: whose (nobody's name: the global scheduler's; a local scheduler's first
 line has its spec), when, the event, the actions. A log cut off by a killed process is readable
 up to its last whole line.
@@ -11,41 +11,31 @@ import gzip
 import json
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from stepserve.core.actions import Action
-from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.events import Event
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
-from stepserve.cost.batch_profile import BatchProfile
-from stepserve.cost.step_table import StepProfile
+from stepserve.families.setup import SchedulerSetup
 
 from .codec import codec
 from .recording import Handled
 
-FORMAT = "stepserve event log 3"
+FORMAT = "stepserve event log 4"
 
 Scheduler = tuple[InstanceId | None, int]
 """Instance and incarnation of a local scheduler; no instance: a global one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """What fresh schedulers are built from: see ``families``.
-
-    Step-time ``profiles`` are by tensor-parallel degree; autoregressive models have ``batches``
-    instead.
-    """
-
-    control: ControlConfig
-    profiles: Mapping[int, StepProfile]
-    batches: BatchProfile | None = None
-    format: str = ""
+class _Head:
+    format: str
+    setup: SchedulerSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +58,7 @@ class Entry:
 class EventLog:
     """A listener that writes; nothing is kept in memory but what the file buffers."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, setup: SchedulerSetup) -> None:
         """Raises FieldError (``events``) if the file cannot be written."""
         try:
             self._file = _open(path, "wt")
@@ -76,7 +66,7 @@ class EventLog:
             raise FieldError("events", f"{path} cannot be written: {error}") from error
         self._lock = threading.Lock()
         self._introduced: set[Scheduler] = set()
-        self._write({"format": FORMAT, **codec(Header).encode(header)})
+        self._write(codec(_Head).encode(_Head(FORMAT, setup)))
 
     def note(self, handled: Handled) -> None:
         """Write one call of ``handle``, from any thread; nothing after ``close``."""
@@ -101,16 +91,17 @@ class EventLog:
         self._file.write(json.dumps(table, separators=(",", ":")) + "\n")
 
 
-def read_events(path: Path) -> tuple[Header, Iterator[Entry]]:
-    """The header of a log, and its entries as they are read.
+def read_events(path: Path) -> tuple[SchedulerSetup, Iterator[Entry]]:
+    """What the schedulers of a log were made of, and its entries as they are read.
 
     Raises FieldError (``events``) for a file that is no event log, naming the line.
     """
     lines = _lines(path)
-    header = _decoded(Header, path, 1, next(lines, ""))
-    if header.format != FORMAT:
+    first = next(lines, "")
+    if not first.startswith(f'{{"format":"{FORMAT}",'):
         raise FieldError("events", f"{path} is not a {FORMAT!r}")
-    return header, (_decoded(Entry, path, n, line) for n, line in enumerate(lines, 2))
+    head = _decoded(_Head, path, 1, first)
+    return head.setup, (_decoded(Entry, path, n, line) for n, line in enumerate(lines, 2))
 
 
 def _decoded(cls: Any, path: Path, number: int, line: str) -> Any:

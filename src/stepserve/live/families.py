@@ -1,8 +1,7 @@
 """What a live cluster is made of that depends on the model's family.
 
 A diffusion model brings step-time tables, an autoregressive one a profile of batches; everything
-else, from the transport to the gateway, is the same. An event log's header holds what schedulers
-were made with, so a replay makes them here, too.
+else, from the transport to the gateway, is the same.
 """
 
 import contextlib
@@ -17,21 +16,18 @@ from pathlib import Path
 import torch
 
 import stepserve.engine.bundled
-from stepserve.control.global_scheduler import GlobalScheduler
-from stepserve.control.local_scheduler import LocalScheduler
-from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.config import Choice, ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import InstanceId
-from stepserve.core.instance import InstanceSpec
+from stepserve.core.instance import InstanceSpec, Link
 from stepserve.core.plan import Slot
-from stepserve.core.protocols import CostModel, KvPages, StepPredictor
+from stepserve.core.protocols import KvPages, StepPredictor
 from stepserve.core.request import Family
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.boosted_steps import HEALING_RATE, BoostedSteps, StepModel
 from stepserve.cost.output_length import ClassMean, Hinted
 from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
-from stepserve.cost.segment_cost import Elapsed, Link, Occupancy
-from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.cost.step_table import StepProfile, StepProfiles
 from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.ar_profiling import measure_grid
 from stepserve.engine.diffusion_executor import DiffusionExecutor
@@ -43,9 +39,10 @@ from stepserve.engine.workers import (
     Setup,
     prepare,
 )
-from stepserve.families.assemble import assemble_global, assemble_local
+from stepserve.families.autoregressive import AUTOREGRESSIVE
+from stepserve.families.diffusion import DIFFUSION
+from stepserve.families.setup import SchedulerSetup
 
-from .event_log import Header
 from .hub import is_hub_name, snapshot
 from .instance import Instance
 from .recording import Listener
@@ -60,9 +57,6 @@ BATCH_PROFILE = "batch_profile.json"
 COPY_BYTES_PER_S, COPY_S = 1e9, 0.002
 """Keys and values from one thread of this process to another: gathered, checked, scattered."""
 
-FORECAST_TOKENS = 64
-"""Decoded tokens between forecasts of an autoregressive request: they foretell its length only."""
-
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -74,7 +68,7 @@ class Recipe:
     """
 
     config: ServeConfig
-    header: Header
+    setup: SchedulerSetup
 
     def load(self, degree: int) -> LoadedModel:
         """The model for an instance of a degree; above 1 its workers read the weights themselves.
@@ -85,7 +79,7 @@ class Recipe:
 
     def predictor(self) -> StepPredictor:
         """A fresh predictor of what requests still need."""
-        if self.header.batches is not None:
+        if self.setup.family is Family.AUTOREGRESSIVE:
             return Hinted(ClassMean())
         return step_predictor(self.config)
 
@@ -101,7 +95,7 @@ class Recipe:
         """An instance, on the thread that will run it: one of degree g is g processes."""
         threads = cores_per_share(self.config)
         torch.set_num_threads(threads)
-        local = new_local(self.header, spec)
+        local = self.setup.new_local(spec)
         executor = make_executor(self.config, loaded, spec, threads)
         return Instance(local, executor, predictor, now_s, incarnation, listeners)
 
@@ -117,7 +111,7 @@ def load(config: ServeConfig) -> LoadedModel:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise FieldError("device", f"{config.device!r} cannot be used: {error}") from error
-    lasts = config.control.planner == "none" and not config.operator_api
+    lasts = not config.control.plans and not config.operator_api
     if lasts and min(config.degrees) > 1:
         return describe(config)
     return load_model(model_folder(config.model), device, dtype)
@@ -152,27 +146,11 @@ def cores_per_share(config: ServeConfig) -> int:
     return max(1, len(os.sched_getaffinity(0)) // sum(config.degrees))
 
 
-def make_header(config: ServeConfig, loaded: LoadedModel) -> Header:
+def make_setup(config: ServeConfig, loaded: LoadedModel) -> SchedulerSetup:
     """What schedulers are made of. Raises FieldError for what the model cannot be served with."""
     if loaded.family is Family.AUTOREGRESSIVE:
         return _ar(config, loaded)
     return _diffusion(config, loaded)
-
-
-def new_global(header: Header) -> GlobalScheduler:
-    """A fresh scheduler of the cluster."""
-    cost, profile = _cost(header), header.batches
-    if profile is None:
-        return assemble_global(header.control, cost)
-    tokens = header.control.tokens
-    link = Link(profile.line.kv_bytes_per_token, COPY_BYTES_PER_S, COPY_S)
-    segments = {"occupancy": Occupancy, "elapsed": Elapsed}[tokens.cost](cost, tokens, link)
-    return assemble_global(header.control, cost, segments)
-
-
-def new_local(header: Header, spec: InstanceSpec) -> LocalScheduler:
-    """A fresh scheduler of an instance, with its own copy of the cost model to correct."""
-    return assemble_local(header.control, spec, _cost(header))
 
 
 def make_executor(
@@ -224,51 +202,40 @@ def check_split(config: ServeConfig, loaded: LoadedModel, degrees: Sequence[int]
         prepare()
 
 
-def _cost(header: Header) -> CostModel:
-    if header.batches is None:
-        return StepTable(header.profiles)
-    return header.batches.table(header.control.tp_degrees)
-
-
-def _diffusion(config: ServeConfig, loaded: LoadedModel) -> Header:
+def _diffusion(config: ServeConfig, loaded: LoadedModel) -> SchedulerSetup:
     if config.keep_profile:
         raise FieldError("keep_profile", "batch times are those of autoregressive models")
+    control = DIFFUSION.resolved(config.control)
     degrees = tp_degrees(config, loaded)
     check_split(config, loaded, degrees)
-    control = dataclasses.replace(config.control, tp_degrees=degrees, family=Family.DIFFUSION)
-    return Header(control, step_profiles(config, degrees))
+    control = dataclasses.replace(control, tp_degrees=degrees)
+    profiles = StepProfiles(step_profiles(config, degrees))
+    return SchedulerSetup(Family.DIFFUSION, control, profiles)
 
 
-def _ar(config: ServeConfig, loaded: LoadedModel) -> Header:
-    """Placement is ``tandem_split`` where the configuration has its default.
-
-    Without a profile in the model's folder (``stepserve profile`` makes one) a few batches are
+def _ar(config: ServeConfig, loaded: LoadedModel) -> SchedulerSetup:
+    """Without a profile in the model's folder (``stepserve profile`` makes one) a few batches are
     measured now, on an instance of the lowest degree; in any case the schedulers correct
     theirs while they serve, each degree its own.
     """
-    given, usual = config.control, ControlConfig()
-    if given.planner != "none":
-        raise FieldError("control.planner", "layouts are planned for diffusion models only")
     if config.predictor not in ("auto", "mean"):
         raise FieldError("predictor", "trained ones are of diffusion models")
     if config.log_steps:
         raise FieldError("log_steps", "step logs are of diffusion models: they train predictors")
-    first = given.tokens.prefill_instances
-    if given.placement == "disaggregated" and not 1 <= first < len(config.degrees):
-        what = f"must be in 1 .. {len(config.degrees) - 1}: some prefill, the others decode"
-        raise FieldError("control.tokens.prefill_instances", what)
+    if config.control.plans:
+        raise FieldError("control.planner", "layouts are planned for diffusion models only")
+    control = AUTOREGRESSIVE.resolved(config.control)
+    placement, others = control.placement or Choice(), len(config.degrees) - 1
+    first = placement.options.get("prefill_instances", 1)
+    if placement.use == "disaggregated" and not 1 <= first <= others:
+        what = f"must be in 1 .. {others}: some prefill, the others decode"
+        raise FieldError("control.placement.prefill_instances", what)
     degrees = tp_degrees(config, loaded)
     check_split(config, loaded, degrees)
-    split = given.placement == usual.placement
-    rare = given.predict_every_tokens == usual.predict_every_tokens
-    control = dataclasses.replace(
-        given,
-        family=Family.AUTOREGRESSIVE,
-        tp_degrees=degrees,
-        placement="tandem_split" if split else given.placement,
-        predict_every_tokens=FORECAST_TOKENS if rare else given.predict_every_tokens,
-    )
-    return Header(control, {}, _batches(config, loaded, degrees[0]))
+    control = dataclasses.replace(control, tp_degrees=degrees)
+    profile = _batches(config, loaded, degrees[0])
+    link = Link(profile.line.kv_bytes_per_token, COPY_BYTES_PER_S, COPY_S)
+    return SchedulerSetup(Family.AUTOREGRESSIVE, control, profile, link)
 
 
 def _batches(config: ServeConfig, loaded: LoadedModel, lowest: int) -> BatchProfile:
@@ -368,12 +335,12 @@ def tp_degrees(config: ServeConfig, loaded: LoadedModel) -> tuple[int, ...]:
     """
     control, first = config.control, set(config.degrees)
     cpu = torch.device(config.device).type == "cpu"
-    if control.planner == "none" and not (config.operator_api and cpu):
+    if not control.plans and not (config.operator_api and cpu):
         return tuple(sorted(first))
     if not cpu:
         raise FieldError("control.planner", f"cannot divide {config.device!r}; only cpu")
     degrees = {degree for degree in control.tp_degrees if degree <= sum(config.degrees)}
-    if control.planner == "none":
+    if not control.plans:
         offered = (degree for degree in degrees if _known(config, loaded, degree))
         return tuple(sorted(first.union(offered)))
     for degree in sorted(first - degrees):

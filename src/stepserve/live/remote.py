@@ -201,7 +201,6 @@ class RemoteInstance:
 
 def _most_bytes(recipe: Recipe, spec: InstanceSpec) -> int:
     """The keys and values of a full instance; 0 for a model that hands none over."""
-    batches = recipe.header.batches
-    if batches is None:
-        return 0
-    return int(spec.page_capacity * spec.page_tokens * batches.line.kv_bytes_per_token)
+    link = recipe.setup.link
+    tokens = spec.page_capacity * spec.page_tokens
+    return 0 if link is None else int(tokens * link.bytes_per_token)

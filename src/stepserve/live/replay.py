@@ -9,9 +9,9 @@ from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import Action, Send
 from stepserve.core.errors import FieldError
+from stepserve.families.setup import SchedulerSetup
 
-from .event_log import Entry, Header, Scheduler, read_events
-from .families import new_global, new_local
+from .event_log import Entry, Scheduler, read_events
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Replayed:
 
 def replay(path: Path) -> Replayed:
     """Replay a log written by ``EventLog``. Raises FieldError for a file that is none."""
-    header, entries = read_events(path)
+    setup, entries = read_events(path)
     schedulers: dict[Scheduler, GlobalScheduler | LocalScheduler] = {}
     found = Replayed()
     failed: dict[Scheduler, str] = {}
@@ -39,7 +39,7 @@ def replay(path: Path) -> Replayed:
             break
         scheduler = schedulers.get(entry.scheduler)
         if scheduler is None:
-            scheduler = schedulers[entry.scheduler] = _fresh(header, entry)
+            scheduler = schedulers[entry.scheduler] = _fresh(setup, entry)
         try:
             actions = tuple(scheduler.handle(entry.at_s, entry.event))  # type: ignore[arg-type]
         except Exception as error:
@@ -57,12 +57,12 @@ def replay(path: Path) -> Replayed:
     return found
 
 
-def _fresh(header: Header, entry: Entry) -> GlobalScheduler | LocalScheduler:
+def _fresh(setup: SchedulerSetup, entry: Entry) -> GlobalScheduler | LocalScheduler:
     if entry.instance is None:
-        return new_global(header)
+        return setup.new_global()
     if entry.spec is None:
         raise FieldError("events", f"the first entry of {entry.instance} has no spec")
-    return new_local(header, entry.spec)
+    return setup.new_local(entry.spec)
 
 
 def _kind(action: Action) -> str:

@@ -104,7 +104,7 @@ class RayCluster:
         """The configuration with the CPU threads that instances get on the nodes there are."""
         nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
         config = self.config
-        if config.control.planner != "none" and len(nodes) > 1:
+        if config.control.plans and len(nodes) > 1:
             raise FieldError("control.planner", "layouts are planned for a single node only")
         degrees, field = config.degrees, "layout" if config.layout else "instances"
         control = config.control

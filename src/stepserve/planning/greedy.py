@@ -11,17 +11,21 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from stepserve.core.config import NoOptions
 from stepserve.core.plan import ClusterPlan, PlanProblem, Slot
 
 from .layouts import Partition, arrange, counts, kept, partitions, stops_everything
 from .steps import light_tokens, step_counts, step_s, yields
 
 
-@dataclass(frozen=True, slots=True)
 class GreedyPlanner:
     """Highest threshold first; of the layouts that fit it, the one with fewest changes."""
+
+    Options = NoOptions
+
+    def __init__(self, options: NoOptions | None = None, parts: object = None) -> None:
+        """Nothing is needed: a problem says it all."""
 
     def plan(self, problem: PlanProblem) -> ClusterPlan:
         """See ``Planner.plan``. A change that would stop every instance at once is not made."""

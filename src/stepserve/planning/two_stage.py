@@ -5,8 +5,9 @@ lateness before giving up (see ``capacity_ilp``); "no worse" allows for the solv
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from stepserve.core.errors import check
 from stepserve.core.plan import ClusterPlan, PlanProblem, Slot
 
 from .capacity_ilp import Capacity, CapacityIlp
@@ -15,13 +16,30 @@ from .layouts import counts, smallest_instances, stops_everything
 from .transition_ilp import TransitionIlp
 
 
-@dataclass(frozen=True, slots=True)
 class TwoStagePlanner:
-    """``gain``: least relative improvement worth a reconfiguration (DiLaServe B8: 10 %)."""
+    """A ``Planner`` with a solver for each stage."""
 
-    capacity: CapacityIlp = field(default_factory=CapacityIlp)
-    transition: TransitionIlp = field(default_factory=TransitionIlp)
-    gain: float = 0.1
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``gain``: least relative improvement worth a reconfiguration (DiLaServe B8: 10 %)."""
+
+        gain: float = 0.1
+
+        def __post_init__(self) -> None:
+            """Raises FieldError for a negative gain."""
+            check(self.gain >= 0.0, "gain", "must not be negative")
+
+    def __init__(
+        self,
+        options: Options | None = None,
+        parts: object = None,
+        capacity: CapacityIlp | None = None,
+        transition: TransitionIlp | None = None,
+    ) -> None:
+        """``capacity`` and ``transition``: the solvers of the stages, if not the usual ones."""
+        self.gain = (options or self.Options()).gain
+        self.capacity = capacity or CapacityIlp()
+        self.transition = transition or TransitionIlp()
 
     def plan(self, problem: PlanProblem) -> ClusterPlan:
         """See ``Planner.plan``. A change that would stop every instance at once is not made.

@@ -23,8 +23,8 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.cost.step_table import StepProfile, StepTable
-from stepserve.families.assemble import assemble_global, assemble_local
-from stepserve.planning.assemble import make_planner
+from stepserve.families.assemble import assemble_global, assemble_local, make_planner
+from stepserve.families.diffusion import DIFFUSION
 
 from .config import Setting, System
 from .datasets import SimRequest, published_run
@@ -47,7 +47,7 @@ def profiles(setting: Setting, system: System) -> dict[int, StepProfile]:
     """
     hardware = setting.hardware or published_run(setting.model, setting.dataset).gpu
     if hardware.endswith(".json"):
-        planned = system.control.planner != "none"
+        planned = system.control.plans
         degrees = {setting.tp_degree, *(system.control.tp_degrees if planned else ())}
         return {degree: measured_profile(Path(hardware), degree) for degree in sorted(degrees)}
     overhead = host_overhead(hardware)
@@ -137,13 +137,13 @@ def make_world(
         return StepTable(tables) if system.learn_steps else known
 
     return World(
-        lambda: assemble_global(control, cost()),
-        lambda spec: assemble_local(control, spec, cost()),
+        lambda: assemble_global(DIFFUSION, control, cost()),
+        lambda spec: assemble_local(DIFFUSION, control, spec, cost()),
         executors=executors,
         record=DiffusionRecord,
         truth=known,
         predictor=predictor,
-        planner=make_planner(control),
+        planner=make_planner(DIFFUSION, control),
         delays=setting.delays,
         faults=Faults(setting.faults, seed),
         learn=learn,

@@ -16,11 +16,11 @@ An unknown key is an error that names it.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepserve.core.config import ControlConfig, from_table
+from stepserve.core.config import ControlConfig, as_table, from_table
 from stepserve.core.errors import FieldError
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope
 
@@ -175,16 +175,8 @@ class Experiment:
         return {
             **as_table(self.setting),
             "systems": list(self.systems),
-            "system": {name: _resolved(system) for name, system in self.systems.items()},
+            "system": {name: as_table(system) for name, system in self.systems.items()},
         }
-
-
-def _resolved(system: System) -> dict[str, Any]:
-    """A system's table, without what concerns autoregressive models only."""
-    table = as_table(system)
-    for name in ("family", "tokens"):
-        del table["control"][name]
-    return table
 
 
 T = TypeVar("T")
@@ -252,18 +244,7 @@ def unknown_system(name: str, known: Mapping[str, object]) -> FieldError:
 
 def overlaid(base: T, changes: Mapping[str, Any], path: str) -> T:
     """A config value with a table laid over it. Raises FieldError naming the dotted key."""
-    return from_table(type(base), merged(as_table(base), changes), path)
-
-
-def as_table(value: Any) -> dict[str, Any]:
-    """A config value as TOML values: tables and lists."""
-    return {key: _plain(item) for key, item in asdict(value).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return from_table(type(base), changes, path, base)
 
 
 def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

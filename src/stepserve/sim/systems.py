@@ -15,7 +15,7 @@ their accuracy proxy. ``stepserve-cheap-refresh`` leaves out all it may, whateve
 
 from dataclasses import replace
 
-from stepserve.core.config import ControlConfig
+from stepserve.core.config import Choice, ControlConfig
 
 from .config import RequestOptions, System
 
@@ -24,20 +24,17 @@ NEVER = 10**9
 
 _PUBLISHED = System(
     control=ControlConfig(
-        placement="step_completion",
-        batching="all_running",
-        threshold="deadline_fit",
-        load_control="load_caps",
-        migration="recompute_step",
-        planner="none",
+        placement=Choice("step_completion"),
+        batching=Choice("all_running"),
+        threshold=Choice("deadline_fit"),
+        load_control=Choice("load_caps", {"utilisation": 1.0}),
+        migration=Choice("recompute_step", {"gain": 0.0}),
         queue="fcfs",
         queue_limit=10**6,
         running_tokens=8192,
         margin=0.9,
-        utilisation=1.0,
         predict_every_tokens=8,
         report_every_s=0.1,
-        migration_gain=0.0,
     ),
     predictor="boosted",
     learn_steps=False,
@@ -61,9 +58,9 @@ def _variant(system: System, **control: object) -> System:
 _FIXED = replace(
     _variant(
         _PUBLISHED,
-        threshold="fixed",
-        load_control="none",
-        migration="none",
+        threshold=Choice("fixed"),
+        load_control=Choice("none"),
+        migration=Choice("none"),
         predict_every_tokens=NEVER,
     ),
     predictor="mean",
@@ -71,13 +68,11 @@ _FIXED = replace(
 
 _STEPSERVE = System(
     control=ControlConfig(
-        threshold="early_fit",
-        load_control="horizon_caps",
+        threshold=Choice("early_fit", {"early_margin": 0.6}),
+        load_control=Choice("horizon_caps"),
         margin=0.95,
-        early_margin=0.6,
         infeasible="preempt",
-        refresh="when_slack",
-        refresh_margin=0.75,
+        refresh=Choice("when_slack", {"margin": 0.75}),
         queue_limit=10**6,
     ),
     request=RequestOptions(refresh_blocks=2, refresh_scope="output"),
@@ -87,42 +82,44 @@ _STEPSERVE = System(
 
 SYSTEMS = {
     "infaas": _FIXED,
-    "llumnix": _variant(_FIXED, migration="recompute_step"),
+    "llumnix": _variant(_FIXED, migration=Choice("recompute_step", {"gain": 0.0})),
     "dilaserve": _PUBLISHED,
     "dilaserve-five-thresholds": _FIVE,
-    "dilaserve-reconfigured": _variant(_FIVE, planner="capacity_ilp"),
-    "dilaserve-no-load-control": _variant(_PUBLISHED, load_control="none"),
-    "dilaserve-no-slo-aware": _variant(_PUBLISHED, threshold="at_cap"),
+    "dilaserve-reconfigured": _variant(_FIVE, planner=Choice("capacity_ilp")),
+    "dilaserve-no-load-control": _variant(_PUBLISHED, load_control=Choice("none")),
+    "dilaserve-no-slo-aware": _variant(_PUBLISHED, threshold=Choice("at_cap")),
     "dilaserve-one-shot": _variant(_PUBLISHED, predict_every_tokens=NEVER),
     "dilaserve-oracle": replace(_PUBLISHED, predictor="oracle"),
-    "dilaserve-no-migration": _variant(_PUBLISHED, migration="none"),
-    "dilaserve-any-step-migration": _variant(_PUBLISHED, migration="any_step"),
+    "dilaserve-no-migration": _variant(_PUBLISHED, migration=Choice("none")),
+    "dilaserve-any-step-migration": _variant(
+        _PUBLISHED, migration=Choice("any_step", {"gain": 0.0})
+    ),
     "stepserve": _STEPSERVE,
     "stepserve-fixed": _variant(
         _STEPSERVE,
-        threshold="fixed",
-        load_control="none",
-        refresh="as_asked",
+        threshold=Choice("fixed"),
+        load_control=Choice("none"),
+        refresh=Choice("as_asked"),
         infeasible="lowest_threshold",
     ),
-    "stepserve-all-running": _variant(_STEPSERVE, batching="all_running"),
-    "stepserve-marginal-caps": _variant(_STEPSERVE, load_control="marginal_caps"),
-    "stepserve-load-caps": _variant(_STEPSERVE, load_control="load_caps"),
-    "stepserve-no-caps": _variant(_STEPSERVE, load_control="none"),
-    "stepserve-deadline-fit": _variant(_STEPSERVE, threshold="deadline_fit"),
-    "stepserve-schedules": _variant(_STEPSERVE, threshold="schedule_fit"),
+    "stepserve-all-running": _variant(_STEPSERVE, batching=Choice("all_running")),
+    "stepserve-marginal-caps": _variant(_STEPSERVE, load_control=Choice("marginal_caps")),
+    "stepserve-load-caps": _variant(_STEPSERVE, load_control=Choice("load_caps")),
+    "stepserve-no-caps": _variant(_STEPSERVE, load_control=Choice("none")),
+    "stepserve-deadline-fit": _variant(_STEPSERVE, threshold=Choice("deadline_fit")),
+    "stepserve-schedules": _variant(_STEPSERVE, threshold=Choice("schedule_fit")),
     "stepserve-hurry": _variant(_STEPSERVE, infeasible="lowest_threshold"),
-    "stepserve-cheap-refresh": _variant(_STEPSERVE, refresh="as_asked"),
+    "stepserve-cheap-refresh": _variant(_STEPSERVE, refresh=Choice("as_asked")),
     "stepserve-full-refresh": replace(
         _STEPSERVE, request=RequestOptions(), accuracy_points_lost=0.0
     ),
     "stepserve-every-second": replace(
-        _variant(_STEPSERVE, refresh="as_asked"),
+        _variant(_STEPSERVE, refresh=Choice("as_asked")),
         request=RequestOptions(refresh_blocks=2),
         accuracy_points_lost=0.75,
     ),
     "stepserve-output-only": replace(
-        _variant(_STEPSERVE, refresh="as_asked"),
+        _variant(_STEPSERVE, refresh=Choice("as_asked")),
         request=RequestOptions(refresh_scope="output"),
         accuracy_points_lost=1.6,
     ),

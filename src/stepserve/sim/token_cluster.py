@@ -8,15 +8,15 @@ from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.errors import FieldError
 from stepserve.core.events import Predicted
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import InstanceSpec
+from stepserve.core.instance import InstanceSpec, Link
 from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import SLO, Family, Request
 from stepserve.core.step import Mix
 from stepserve.cost.batch_table import BatchTable
 from stepserve.cost.output_length import ClassMean, MaxTokens
 from stepserve.cost.roofline import roofline_on_a100
-from stepserve.cost.segment_cost import Elapsed, Link, Occupancy
 from stepserve.families.assemble import assemble_global, assemble_local
+from stepserve.families.autoregressive import AUTOREGRESSIVE
 from stepserve.metrics.latency import percentile
 
 from .a100 import A100Truth, ModelShape
@@ -211,17 +211,16 @@ def _make_cluster(
 
     def make_local(spec: InstanceSpec) -> LocalScheduler:
         tables.append(_warm_table(setting, run, truth))
-        return assemble_local(control, spec, tables[-1])
+        return assemble_local(AUTOREGRESSIVE, control, spec, tables[-1])
 
     rows = ArExecutors([r.output_tokens for r in drawn].__getitem__)
     predictor = _predictor(system, rows, run.seed)
     link_bytes_per_s = system.link_bytes_per_s or setting.link_bytes_per_s
     kv_bytes, rtt_s = truth.shape.kv_bytes_per_token, setting.link_rtt_s
     known = _warm_table(setting, run, truth)
-    make_cost = Elapsed if control.tokens.cost == "elapsed" else Occupancy
-    link_cost = Link(kv_bytes, link_bytes_per_s, rtt_s)
+    link = Link(kv_bytes, link_bytes_per_s, rtt_s)
     world = World(
-        lambda: assemble_global(control, known, make_cost(known, control.tokens, link_cost)),
+        lambda: assemble_global(AUTOREGRESSIVE, control, known, link),
         make_local,
         executors=rows,
         record=ArRecord,

@@ -8,7 +8,7 @@
 
     [system.wide]                        # as in ``config``
     base = "dynaserve"
-    control.tokens.probes = 10
+    control.placement.probes = 10
 
 An unknown key is an error that names it.
 """
@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepserve.core.config import ControlConfig, from_table
+from stepserve.core.config import Choice, ControlConfig, as_table, from_table
 from stepserve.core.errors import FieldError
 from stepserve.core.request import Family
 
 from .a100 import A100Truth
-from .config import as_table, one_of, take_systems, unknown_system
+from .config import one_of, take_systems, unknown_system
 from .delays import Delays
 from .faults import FaultConfig
 from .lengths import TOKEN_WORKLOADS
@@ -118,9 +118,7 @@ class TokenSystem:
     the setting's, if not 0. KV room is the model's on its GPUs.
     """
 
-    control: ControlConfig = field(
-        default_factory=lambda: ControlConfig(family=Family.AUTOREGRESSIVE.value)
-    )
+    control: ControlConfig = field(default_factory=ControlConfig)
     predictor: str = "known"
     sigma_tokens: float = 0.0
     link_bytes_per_s: float = 0.0
@@ -179,9 +177,11 @@ def from_tables(
             raise unknown_system(name, systems)
         used[name] = systems[name]
         control = used[name].control
-        split = control.placement == "disaggregated"
-        if split and not 0 < control.tokens.prefill_instances < setting.instances:
-            raise FieldError(f"system.{name}.control.tokens.prefill_instances", "too many or none")
+        placement = control.placement or Choice()
+        first = placement.options.get("prefill_instances", 1)
+        if placement.use == "disaggregated" and not 0 < first < setting.instances:
+            field = f"system.{name}.control.placement.prefill_instances"
+            raise FieldError(field, "too many or none")
     if setting.capacity not in (ALL, NONE, *names):
         raise FieldError("capacity", f"must be all, none, or one of {', '.join(names)}")
     return TokenExperiment(setting, compared, used)

@@ -12,9 +12,9 @@ batch is what is left since each request's last token, TTFT targets count, prefi
 """
 
 from dataclasses import replace
+from math import inf
 
-from stepserve.core.config import ControlConfig, TokenConfig
-from stepserve.core.request import Family
+from stepserve.core.config import Choice, ControlConfig
 
 from .token_config import TokenSystem
 
@@ -31,31 +31,36 @@ GB = 1e9
 
 _PLAIN = TokenSystem(
     ControlConfig(
-        family=Family.AUTOREGRESSIVE.value,
-        placement="least_loaded",
-        threshold="fixed",
-        load_control="none",
-        migration="none",
+        placement=Choice("least_loaded"),
+        batching=Choice("static_chunk", {"ignore_ttft": True}),
         queue="fcfs",
         queue_limit=10**6,
+        predict_every_tokens=8,
         report_every_s=0.05,
-        tokens=TokenConfig(budget="none", ttft="ignore", order="fcfs"),
     )
 )
-"""Reports every 50 ms (DynaServe 3.4), nothing that concerns diffusion."""
+"""Reports every 50 ms (DynaServe 3.4)."""
 
 
-def _placed(system: TokenSystem, placement: str, **tokens: object) -> TokenSystem:
-    changed = replace(system.control.tokens, **tokens)  # type: ignore[arg-type]
-    return replace(system, control=replace(system.control, placement=placement, tokens=changed))
+def _variant(system: TokenSystem, **control: object) -> TokenSystem:
+    return replace(system, control=replace(system.control, **control))  # type: ignore[arg-type]
 
 
-def _variant(system: TokenSystem, **tokens: object) -> TokenSystem:
-    return _placed(system, system.control.placement, **tokens)
+def _placed(system: TokenSystem, use: str = "", **options: object) -> TokenSystem:
+    return _variant(system, placement=Choice(use, options).over(system.control.placement))
 
 
-_DYNASERVE = _placed(_PLAIN, "tandem_split", budget="fixed", gain=0.05)
-_STEPSERVE = _variant(_DYNASERVE, budget="age", gain=0.6, ttft="respect", order="deadline")
+_PUBLISHED = {"gain": 0.05, "ignore_ttft": True}
+_BUDGETED = _variant(_PLAIN, batching=Choice("tbt_budget", {"ignore_ttft": True}))
+_DYNASERVE = _placed(_BUDGETED, "tandem_split", **_PUBLISHED)
+_STATIC = _variant(
+    _DYNASERVE, batching=_PLAIN.control.batching, segment_cost=Choice("occupancy", {"tbt_s": inf})
+)
+_STEPSERVE = _variant(
+    _DYNASERVE,
+    placement=Choice("tandem_split"),
+    batching=Choice("age_budget", {"order": "deadline"}),
+)
 
 TOKEN_SYSTEMS: dict[str, TokenSystem] = {
     **{f"colocated-{chunk}": _variant(_PLAIN, chunk_tokens=chunk) for chunk in CHUNKS},
@@ -65,22 +70,20 @@ TOKEN_SYSTEMS: dict[str, TokenSystem] = {
         for p in range(1, MOST_INSTANCES)
         for d in range(1, MOST_INSTANCES - p + 1)
     },
-    "colocated-budget": _variant(_PLAIN, budget="fixed"),
-    "disaggregated-bypass": _placed(
-        _PLAIN, "disaggregated", budget="fixed", bypass_tokens=SHORT_PROMPT_TOKENS
-    ),
+    "colocated-budget": _BUDGETED,
+    "disaggregated-bypass": _placed(_BUDGETED, "disaggregated", bypass_tokens=SHORT_PROMPT_TOKENS),
     "dynaserve": _DYNASERVE,
-    "dynaserve-static-512": _variant(_DYNASERVE, budget="none", chunk_tokens=512),
-    "dynaserve-static-2048": _variant(_DYNASERVE, budget="none"),
-    "dynaserve-serial-push": _variant(_DYNASERVE, push="serial"),
-    "dynaserve-cut-prompt": _variant(_DYNASERVE, cut="prompt"),
-    "dynaserve-cut-none": _variant(_DYNASERVE, cut="none"),
-    **{f"dynaserve-K{k}": _variant(_DYNASERVE, probes=k) for k in (1, 2, 4, 10)},
-    **{f"dynaserve-margin{m}": _variant(_DYNASERVE, margin_tokens=m) for m in (0, 100)},
-    "dynaserve-elapsed": _variant(_DYNASERVE, cost="elapsed"),
-    "dynaserve-pairs-1": _variant(_DYNASERVE, pairs=1),
-    "dynaserve-pairs-all": _variant(_DYNASERVE, pairs=56),
-    "dynaserve-no-gain-rule": _variant(_DYNASERVE, gain=0.0),
+    "dynaserve-static-512": _variant(_STATIC, chunk_tokens=512),
+    "dynaserve-static-2048": _STATIC,
+    "dynaserve-serial-push": _variant(_DYNASERVE, push_pages=0),
+    "dynaserve-cut-prompt": _placed(_DYNASERVE, "prompt_split", **_PUBLISHED),
+    "dynaserve-cut-none": _placed(_DYNASERVE, "no_split", **_PUBLISHED),
+    **{f"dynaserve-K{k}": _placed(_DYNASERVE, probes=k) for k in (1, 2, 4, 10)},
+    **{f"dynaserve-margin{m}": _placed(_DYNASERVE, margin_tokens=m) for m in (0, 100)},
+    "dynaserve-elapsed": _variant(_DYNASERVE, segment_cost=Choice("elapsed")),
+    "dynaserve-pairs-1": _placed(_DYNASERVE, pairs=1),
+    "dynaserve-pairs-all": _placed(_DYNASERVE, pairs=56),
+    "dynaserve-no-gain-rule": _placed(_DYNASERVE, gain=0.0),
     **{
         f"dynaserve-link{gb}": replace(_DYNASERVE, link_bytes_per_s=gb * GB)
         for gb in (1, 3, 10, 100)

@@ -6,6 +6,7 @@ import pytest
 
 from stepserve.cli import serve
 from stepserve.cli.main import main
+from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 
 
@@ -20,17 +21,17 @@ def test_options_override_the_file_and_the_file_the_defaults(tmp_path):
     path.write_text('port = 9000\ninstances = 3\n[control]\nthreshold = "fixed"\nmargin = 0.8\n')
     config = configured("--config", str(path), "--port", "9001", "--batching-policy", "all_running")
     assert (config.port, config.instances) == (9001, 3)
-    assert config.control.threshold == "fixed"
-    assert (config.control.batching, config.control.margin) == ("all_running", 0.8)
+    assert config.control.threshold == Choice("fixed")
+    assert (config.control.batching, config.control.margin) == (Choice("all_running"), 0.8)
 
 
 def test_planning_and_logs_are_options():
     words = ["--planner", "greedy", "--plan-every", "20", "--events", "e.gz", "--log-steps", "s.gz"]
     config = configured(*words, "--predictor", "mean", "--migration", "none")
-    assert (config.control.planner, config.control.plan_every_s) == ("greedy", 20.0)
+    assert (config.control.planner, config.control.plan_every_s) == (Choice("greedy"), 20.0)
     assert (config.events, config.log_steps, config.predictor) == ("e.gz", "s.gz", "mean")
-    assert config.control.migration == "none"
-    assert configured().control.planner == "none"
+    assert config.control.migration == Choice("none")
+    assert not configured().control.plans
     with pytest.raises(FieldError, match="predictor: not in auto, mean, boosted"):
         configured("--predictor", "oracle")
 

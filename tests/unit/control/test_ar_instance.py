@@ -5,7 +5,6 @@ import random
 import pytest
 
 from stepserve.core.actions import Predict, Report, RunBatch, Send
-from stepserve.core.config import ControlConfig, TokenConfig
 from stepserve.core.events import (
     BatchDone,
     InstanceReported,
@@ -20,12 +19,15 @@ from stepserve.core.request import Progress
 from stepserve.core.segment import Segment, SegmentEnd
 from stepserve.core.step import Mix, StepKind
 from stepserve.families.assemble import assemble_global, assemble_local
+from stepserve.families.autoregressive import AUTOREGRESSIVE
+from stepserve.families.diffusion import DIFFUSION
 from support.ar_requests import TokenRow, ar_request, forecast_of
+from support.parts import make_control
 from support.toy_world import make_request, make_spec
 
 SPEC = make_spec(pages=4096, running_requests=64)
 START = Progress()
-TOKENS = TokenConfig(budget="fixed", overhead_s=0.0, safety=1.0)
+BUDGET = {"use": "tbt_budget", "overhead_s": 0.0, "safety": 1.0}
 
 
 class Learning:
@@ -44,10 +46,10 @@ class Learning:
 class Instance:
     """One local scheduler, told one thing at a time; rows run what it says."""
 
-    def __init__(self, family="autoregressive", **options):
+    def __init__(self, family=AUTOREGRESSIVE, batching=BUDGET, **options):
         self.cost = Learning()
-        config = ControlConfig(family=family, tokens=TOKENS, **options)
-        self.local = assemble_local(config, SPEC, self.cost)
+        config = make_control(batching=batching, **options)
+        self.local = assemble_local(family, config, SPEC, self.cost)
         self.rows, self.now_s, self.batch, self.reports, self.ended = {}, 0.0, None, [], []
 
     def place(self, request, progress=START, *, stop=None, ends_at=None):
@@ -118,7 +120,7 @@ def test_what_a_batch_was_made_of_goes_with_its_time():
 
 
 def test_denoising_batches_have_no_mix():
-    instance = Instance(family="diffusion")
+    instance = Instance(family=DIFFUSION, batching="latency_budget")
     instance.place(make_request(), Progress(20))
     assert instance.batch.mix is None
     assert instance.reports[-1].mix is None
@@ -136,7 +138,7 @@ def test_a_resident_knows_when_it_joined_and_when_its_latest_token_came():
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("batching", ["latency_budget", "all_running"])
+@pytest.mark.parametrize("batching", [BUDGET, "all_running"])
 def test_random_requests_run_to_their_end(seed, batching):
     """Rows refuse inputs that do not follow on."""
     rng, instance, number = random.Random(seed), Instance(batching=batching), 30
@@ -149,7 +151,7 @@ def test_random_requests_run_to_their_end(seed, batching):
             request = waiting.pop()
             instance.place(request, ends_at=rng.randint(1, request.max_output_tokens))
         ran = instance.step()
-        if batching == "latency_budget":
+        if batching is BUDGET:
             assert ran.predicted_s <= 0.1 + 1e-12
     assert len(instance.ended) == number
     assert all(row.emitted == row.ends_at for row in instance.rows.values())
@@ -157,7 +159,7 @@ def test_random_requests_run_to_their_end(seed, batching):
 
 
 def test_an_autoregressive_cluster_places_requests_from_their_first_input():
-    scheduler = assemble_global(ControlConfig(family="autoregressive"), Learning())
+    scheduler = assemble_global(AUTOREGRESSIVE, make_control(placement="least_loaded"), Learning())
     scheduler.handle(0.0, InstanceUp(SPEC))
     request = ar_request(prompt=50, output=9)
     (ask,) = scheduler.handle(0.0, RequestArrived(request))

@@ -8,7 +8,7 @@ import pytest
 from stepserve.control.handover import Inbound, Outbound
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.core.actions import PushChunk, Report, StartTimer, Tell
-from stepserve.core.config import ControlConfig, TokenConfig
+from stepserve.core.config import ControlConfig
 from stepserve.core.events import (
     BatchDone,
     ChunkLanded,
@@ -29,6 +29,7 @@ from stepserve.core.request import FinishReason, Progress
 from stepserve.core.segment import HandoverStage, Segment, SegmentEnd
 from stepserve.core.step import StepOutcome
 from stepserve.families.assemble import assemble_local
+from stepserve.families.autoregressive import AUTOREGRESSIVE
 from support.ar_requests import ar_request, ar_running, forecast_of
 from support.handover_cluster import PAGE, HandoverCluster, KnownSeconds
 
@@ -610,11 +611,11 @@ def running_at(settled):
     return ar_running(program, ar_request("r", prompt=40), Progress(settled), stop=30)
 
 
-@pytest.mark.parametrize(("push", "chunks"), [("chunks", 1), ("serial", 0)])
-def test_the_configuration_says_when_keys_and_values_are_pushed(push, chunks):
-    config = ControlConfig(family="autoregressive", tokens=TokenConfig(push=push))
+@pytest.mark.parametrize(("pages", "chunks"), [(8, 1), (0, 0)])
+def test_the_configuration_says_when_keys_and_values_are_pushed(pages, chunks):
+    config = ControlConfig(push_pages=pages)
     spec = InstanceSpec(InstanceId("a"), 1, 100, 4, 8)
-    local = assemble_local(config, spec, KnownSeconds())
+    local = assemble_local(AUTOREGRESSIVE, config, spec, KnownSeconds())
     request = ar_request("r", prompt=80)
     segment = Segment(request.id, 0, 0, 60, spec.id, 1)
     local.handle(0.0, SegmentPlaced(segment, request, Progress(), forecast_of(8)))

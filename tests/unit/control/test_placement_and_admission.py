@@ -4,15 +4,17 @@ from stepserve.control.admission import completion_s
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.actions import Finish, Reject
-from stepserve.core.config import ControlConfig
+from stepserve.core.config import Choice, ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import ClusterView, InstanceLoad
 from stepserve.core.request import OnMiss, Progress
 from stepserve.cost.step_table import StepTable
 from stepserve.families.assemble import assemble_global
+from stepserve.families.diffusion import DIFFUSION
 from stepserve.policies.placement.least_loaded import LeastLoaded
 from stepserve.policies.placement.step_completion import StepCompletion
+from support.parts import make_policy
 from support.toy_ar import make_token_request
 from support.toy_world import PROFILE, ToyWorld, make_request, make_spec
 
@@ -34,16 +36,16 @@ def place(policy, *loads, at_s=0.0):
 
 
 def test_least_loaded_takes_the_smallest_load_and_breaks_ties_by_name():
-    assert place(LeastLoaded(), load("b", 10), load("a", 200)) == "b"
-    assert place(LeastLoaded(), load("b"), load("a")) == "a"
+    assert place(make_policy(LeastLoaded), load("b", 10), load("a", 200)) == "b"
+    assert place(make_policy(LeastLoaded), load("b"), load("a")) == "a"
 
 
 def test_step_completion_counts_the_running_batch_and_the_newcomer():
-    policy = StepCompletion(COST, PROGRAM.full_tokens)
+    soonest = make_policy(StepCompletion, COST, PROGRAM)
     busy, full = load("busy", 0, ends_s=5.1), load("full", 300)
-    assert place(policy, busy, full, at_s=5.0) == "full"  # 108 ms against 30 ms
-    assert place(policy, busy, full, at_s=5.09) == "busy"  # 18 ms against 30 ms
-    assert place(policy, load("b", ends_s=1.0), load("a", ends_s=2.0), at_s=9.0) == "a"
+    assert place(soonest, busy, full, at_s=5.0) == "full"  # 108 ms against 30 ms
+    assert place(soonest, busy, full, at_s=5.09) == "busy"  # 18 ms against 30 ms
+    assert place(soonest, load("b", ends_s=1.0), load("a", ends_s=2.0), at_s=9.0) == "a"
 
 
 def completion(loads, ahead=0):
@@ -99,5 +101,5 @@ def test_a_feasible_deadline_is_not_rejected():
 
 
 def test_an_unknown_policy_is_named():
-    with pytest.raises(FieldError, match=r"control\.placement: unknown policy 'nearest'"):
-        assemble_global(ControlConfig(placement="nearest"), COST)
+    with pytest.raises(FieldError, match=r"control\.placement: unknown 'nearest'"):
+        assemble_global(DIFFUSION, ControlConfig(placement=Choice("nearest")), COST)

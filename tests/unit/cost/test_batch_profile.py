@@ -21,7 +21,7 @@ def profile():
 
 def seconds(of, mix):
     rows = mix.decodes + (mix.prefill_tokens > 0)
-    return of.table().step_time_s(mix.prefill_tokens + mix.decodes, rows, SPEC, mix)
+    return of.cost_model().step_time_s(mix.prefill_tokens + mix.decodes, rows, SPEC, mix)
 
 
 def test_what_is_written_is_read_again(tmp_path):

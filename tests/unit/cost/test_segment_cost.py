@@ -1,24 +1,31 @@
 import dataclasses
+import math
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepserve.core.config import TokenConfig
+from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
-from stepserve.core.instance import Work
+from stepserve.core.instance import Link, Work
+from stepserve.core.protocols import Parts
 from stepserve.core.step import Mix
+from stepserve.cost import segment_cost
 from stepserve.cost.batch_table import BatchTable
 from stepserve.cost.roofline import roofline_on_a100
-from stepserve.cost.segment_cost import Elapsed, Link, Occupancy
+from stepserve.cost.segment_cost import Elapsed, Occupancy
 from support.toy_world import make_spec
 
 SPEC = make_spec()
 LINE = roofline_on_a100("qwen2.5-14b")
 LINK = Link(LINE.kv_bytes_per_token, 25e9, 50e-6)
-CONFIG = TokenConfig()
-TBT_100 = TokenConfig(safety=1.0, overhead_s=0.0)
+CONFIG = Occupancy.Options()
+TBT_100 = Occupancy.Options(safety=1.0, overhead_s=0.0)
+
+
+def make(cls, cost, options, **control):
+    return cls(options, Parts(None, cost, ControlConfig(**control), LINK))
 
 
 class Known:
@@ -68,7 +75,7 @@ def cut(prompt, output, s):
 )
 def test_the_worked_examples_of_the_specification(prompt, output, published):
     """DynaServe 3.4: both instances hold 32 decodes of context 1024; the cut that balances."""
-    cost, held = Occupancy(Known(), TBT_100, LINK), tuple([Work(0, 1024, 1.0)] * 32)
+    cost, held = make(Occupancy, Known(), TBT_100), tuple([Work(0, 1024, 1.0)] * 32)
 
     def sides(s):
         alpha, beta = cut(prompt, output, s)
@@ -84,7 +91,7 @@ def test_an_idle_instance_takes_the_time_that_the_steps_take():
         LINE.seconds(Mix(512, 512 * c + 512 * 513 // 2, 0, 0)) for c in range(0, 2048, 512)
     )
     steps_s = sum(LINE.seconds(Mix(0, 0, 1, 2048 + n)) for n in range(512))
-    busy, played = (kind(Known(), TBT_100, LINK) for kind in (Occupancy, Elapsed))
+    busy, played = (make(kind, Known(), TBT_100) for kind in (Occupancy, Elapsed))
     for cost in (busy, played):
         assert cost.seconds((), Work(2048, 0, 0.0), SPEC) == pytest.approx(chunks_s, rel=0.02)
     whole = Work(2048, 0, 512.0)
@@ -94,7 +101,7 @@ def test_an_idle_instance_takes_the_time_that_the_steps_take():
 
 def test_a_decode_costs_an_idle_instance_no_more_than_one_that_decodes():
     """Else a long answer would go where others are decoded, and an idle instance stay idle."""
-    cost, work = Occupancy(Known(), CONFIG, LINK), Work(0, 1024, 500.0)
+    cost, work = make(Occupancy, Known(), CONFIG), Work(0, 1024, 500.0)
     alone_s = cost.seconds((), work, SPEC)
     for others in (1, 8, 32, 128):
         busy = (work,) * others
@@ -104,7 +111,7 @@ def test_a_decode_costs_an_idle_instance_no_more_than_one_that_decodes():
 
 
 def test_what_is_held_is_counted_as_it_would_be_if_it_were_added():
-    cost, held = Occupancy(Known(), CONFIG, LINK), (Work(3000, 100, 50.0), Work(0, 700, 90.0))
+    cost, held = make(Occupancy, Known(), CONFIG), (Work(3000, 100, 50.0), Work(0, 700, 90.0))
     backlog_s = cost.seconds(held, None, SPEC)
     apart_s = [cost.seconds(held, work, SPEC) - backlog_s for work in held]
     assert backlog_s == pytest.approx(sum(apart_s))
@@ -149,14 +156,15 @@ def test_elapsed_is_what_playing_every_batch_takes(seed):
         Work(rng.choice((0, rng.randrange(1, 4000))), rng.randrange(0, 2000), rng.randrange(1, 200))
         for _ in range(rng.randrange(1, 10))
     )
-    seconds = Elapsed(Known(), TBT_100, LINK).seconds(held, None, SPEC)
+    seconds = make(Elapsed, Known(), TBT_100).seconds(held, None, SPEC)
     assert seconds == pytest.approx(steps(held, fits), rel=0.06)
 
 
-def test_elapsed_gives_up_after_so_many_events_but_not_on_the_work():
+def test_elapsed_gives_up_after_so_many_events_but_not_on_the_work(monkeypatch):
     held = tuple(Work(100 + n, 0, 20.0 + n) for n in range(30))
-    full = Elapsed(Known(), CONFIG, LINK).seconds(held, None, SPEC)
-    short = Elapsed(Known(), CONFIG, LINK, most_events=10).seconds(held, None, SPEC)
+    full = make(Elapsed, Known(), CONFIG).seconds(held, None, SPEC)
+    monkeypatch.setattr(segment_cost, "MOST_EVENTS", 10)
+    short = make(Elapsed, Known(), CONFIG).seconds(held, None, SPEC)
     assert short == pytest.approx(full, rel=0.5)
     assert short != full
 
@@ -165,7 +173,7 @@ def test_elapsed_gives_up_after_so_many_events_but_not_on_the_work():
 @settings(max_examples=150, deadline=None)
 def test_added_work_never_takes_less_than_a_part_of_it(held, added, more, model):
     """Any of its three numbers less; and no work takes no time."""
-    cost = Occupancy(model, CONFIG, LINK)
+    cost = make(Occupancy, model, CONFIG)
     larger = Work(*(a + b for a, b in zip(added, more, strict=True)))
     none_s = cost.seconds(held, None, SPEC)
     assert 0.0 <= none_s <= cost.seconds(held, added, SPEC) <= cost.seconds(held, larger, SPEC)
@@ -176,7 +184,7 @@ def test_added_work_never_takes_less_than_a_part_of_it(held, added, more, model)
 @settings(max_examples=100, deadline=None)
 def test_a_later_cut_costs_the_first_side_more_and_the_second_less(held, prompt, output, data):
     """What the bisection of DynaServe 3.5 relies on, with tables learned from a noisy machine."""
-    cost = Occupancy(data.draw(st.sampled_from(TABLES)), CONFIG, LINK)
+    cost = make(Occupancy, data.draw(st.sampled_from(TABLES)), CONFIG)
     early, late = sorted(data.draw(st.tuples(*[st.integers(0, prompt + output)] * 2)))
     (a, b), (c, d) = cut(prompt, output, early), cut(prompt, output, late)
     slack = 1.0 + 1e-9
@@ -187,12 +195,12 @@ def test_a_later_cut_costs_the_first_side_more_and_the_second_less(held, prompt,
 @given(loads, works)
 @settings(max_examples=40, deadline=None)
 def test_elapsed_with_added_work_is_never_less_than_without(held, added):
-    cost = Elapsed(TABLES[0], CONFIG, LINK)
+    cost = make(Elapsed, TABLES[0], CONFIG)
     assert 0.0 <= cost.seconds(held, None, SPEC) <= cost.seconds(held, added, SPEC)
 
 
 def test_time_between_tokens_is_that_of_a_batch_of_all_decodes():
-    cost = Occupancy(Known(), CONFIG, LINK)
+    cost = make(Occupancy, Known(), CONFIG)
     held = (Work(0, 1000, 40.0), Work(500, 100, 20.0), Work(300, 0, 0.0))
     batch_s = LINE.seconds(Mix(0, 0, 2, 1020 + 610))
     assert cost.tbt_s(held, None, SPEC) == pytest.approx(batch_s)
@@ -204,7 +212,7 @@ def test_time_between_tokens_is_that_of_a_batch_of_all_decodes():
 
 def test_held_work_is_looked_at_once_and_again_when_it_changed():
     model = Known()
-    cost, held = Occupancy(model, CONFIG, LINK), tuple([Work(10, 500, 90.0)] * 50)
+    cost, held = make(Occupancy, model, CONFIG), tuple([Work(10, 500, 90.0)] * 50)
     cost.seconds(held, None, SPEC)
     first = model.asked
     for n in range(20):
@@ -221,7 +229,7 @@ def test_held_work_is_looked_at_once_and_again_when_it_changed():
 
 def test_rates_follow_a_cost_model_that_learns():
     model = Known()
-    cost, work = Occupancy(model, CONFIG, LINK), Work(1000, 0, 100.0)
+    cost, work = make(Occupancy, model, CONFIG), Work(1000, 0, 100.0)
     before = cost.seconds((), work, SPEC)
     model.line = dataclasses.replace(LINE, flops_per_s=LINE.flops_per_s / 2, base_s=0.01)
     for _ in range(100):
@@ -231,22 +239,22 @@ def test_rates_follow_a_cost_model_that_learns():
 
 def test_a_static_chunk_is_taken_where_no_target_bounds_batches():
     prompt = Work(4096, 0, 0.0)
-    whole = dataclasses.replace(TBT_100, budget="none", chunk_tokens=4096)
-    unbound = Occupancy(Known(), whole, LINK).seconds((), prompt, SPEC)
+    whole = dataclasses.replace(TBT_100, tbt_s=math.inf)
+    unbound = make(Occupancy, Known(), whole, chunk_tokens=4096).seconds((), prompt, SPEC)
     assert unbound == pytest.approx(LINE.seconds(Mix(4096, 4096 * 4097 // 2)), rel=0.01)
-    assert unbound < Occupancy(Known(), TBT_100, LINK).seconds((), prompt, SPEC)
+    assert unbound < make(Occupancy, Known(), TBT_100).seconds((), prompt, SPEC)
 
 
 def test_an_overloaded_instance_still_has_a_rate_for_prefill():
     crowd = tuple([Work(0, 8000, 100.0)] * 200)
-    cost = Occupancy(Known(), CONFIG, LINK)
-    assert cost.tbt_s(crowd, None, SPEC) > CONFIG.tbt_s
+    cost = make(Occupancy, Known(), CONFIG)
+    assert cost.tbt_s(crowd, None, SPEC) > ControlConfig().tbt_s
     assert cost.seconds(crowd, Work(100, 0, 0.0), SPEC) > cost.seconds(crowd, None, SPEC)
 
 
 def test_transfer_takes_the_link_and_a_round_trip():
     for kind in (Occupancy, Elapsed):
-        cost = kind(Known(), CONFIG, LINK)
+        cost = make(kind, Known(), CONFIG)
         assert cost.transfer_s(0) == 0.0
         assert cost.transfer_s(1024) == pytest.approx(50e-6 + 1024 * 196608 / 25e9)
     with pytest.raises(FieldError, match=r"link\.bytes_per_s"):

@@ -38,7 +38,7 @@ class Scripted:
 
 
 def decide(best, present, **more):
-    planner = TwoStagePlanner(Scripted(best, present, **more))
+    planner = TwoStagePlanner(capacity=Scripted(best, present, **more))
     return planner.plan(problem(gsm8k(1.0), present=TP1))
 
 
@@ -96,7 +96,7 @@ def test_a_change_that_would_stop_everything_is_not_made():
 
 
 def test_a_solver_out_of_time_leaves_the_layout_as_it_is():
-    planner = TwoStagePlanner(CapacityIlp(time_limit_s=0.0))
+    planner = TwoStagePlanner(capacity=CapacityIlp(time_limit_s=0.0))
     asked = problem(gsm8k(1.0), present=TP1)
     plan = planner.plan(asked)
     assert plan.slots == TP1
@@ -131,7 +131,7 @@ def test_published_pattern_of_layouts_over_the_trace():
     recompute steps, which a TP group runs faster.
     """
     trace = (5.3, 3.4, 1.2, 0.6, 0.8, 10.8, 20.2, 8.8)
-    planner = TwoStagePlanner(CapacityIlp(StepSplit.AS_PUBLISHED))
+    planner = TwoStagePlanner(capacity=CapacityIlp(StepSplit.AS_PUBLISHED))
     low, layouts = 2.5, layouts_over(trace, planner)
     assert [4 in layout for layout in layouts] == [rate < low for rate in trace]
     assert all(layout == {1: 16} for layout in layouts if 4 not in layout)

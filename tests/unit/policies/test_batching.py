@@ -5,6 +5,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.request import CacheMode, Progress
 from stepserve.policies.batching.all_running import AllRunning
 from stepserve.policies.batching.latency_budget import LatencyBudget
+from support.parts import make_policy
 from support.toy_world import make_request, make_running, make_spec
 
 SPEC = make_spec()
@@ -23,7 +24,7 @@ class PerToken:
 
 def budget(**options):
     settings = {"margin": 1.0, "heavy_tokens": 1000, "starvation_batches": 3} | options
-    return LatencyBudget(PerToken(), **settings)
+    return make_policy(LatencyBudget, PerToken(), **settings)
 
 
 def candidate(name, settled=0, *, steps_left=10.0, skipped=0, **options):
@@ -42,7 +43,7 @@ def names(steps):
 
 def test_all_running_runs_everybody():
     rows = [candidate("a"), candidate("b", 5), candidate("c")]
-    assert names(AllRunning(PerToken()).compose(rows, SPEC, 0.0)) == ["a", "b", "c"]
+    assert names(make_policy(AllRunning, PerToken()).compose(rows, SPEC, 0.0)) == ["a", "b", "c"]
 
 
 def test_light_steps_always_run_and_heavy_ones_fill_the_allowance():
@@ -104,7 +105,7 @@ def test_a_batch_is_never_empty():
     assert names(budget(heavy_tokens=1).compose([big], SPEC, 0.0)) == ["a"]
 
 
-@pytest.mark.parametrize("policy", [AllRunning(PerToken()), budget()])
+@pytest.mark.parametrize("policy", [make_policy(AllRunning, PerToken()), budget()])
 def test_more_residents_never_quicken_the_pace(policy):
     running_requests = [candidate(str(i), i)[0] for i in range(6)]
     paces = [policy.pace(running_requests[: n + 1], SPEC) for n in range(6)]

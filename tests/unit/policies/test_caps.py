@@ -11,6 +11,7 @@ from stepserve.core.request import SLO, DiffusionOptions, Family, OnMiss, Reques
 from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.policies.caps.horizon_caps import HorizonCaps
 from stepserve.policies.caps.load_caps import LoadCaps, tokens_per_s
+from support.parts import make_policy
 
 SIZES = (32, 160, 1536, 7680, 8192)
 H100 = StepProfile(SIZES, (0.0122, 0.0126, 0.0437, 0.2266, 0.2507), "DiLaServe B2, TP1")
@@ -29,11 +30,11 @@ def demand(
 
 
 def load_caps():
-    return LoadCaps(COST, margin=0.9, utilisation=1.0, batch_tokens=8192)
+    return make_policy(LoadCaps, COST, utilisation=1.0)
 
 
 def horizon_caps():
-    return HorizonCaps(COST, margin=0.9, utilisation=1.0)
+    return make_policy(HorizonCaps, COST, utilisation=1.0)
 
 
 SUPPLY = 10.0 * tokens_per_s(COST, SPECS[0], 8192, DiffusionOptions())

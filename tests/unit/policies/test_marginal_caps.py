@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
@@ -17,6 +16,7 @@ from stepserve.cost.step_table import StepProfile, StepTable
 from stepserve.policies.caps.horizon_caps import HorizonCaps
 from stepserve.policies.caps.horizons import horizons
 from stepserve.policies.caps.marginal_caps import MarginalCaps
+from support.parts import make_policy
 
 SIZES = (32, 160, 1536, 7680, 8192)
 H100 = StepProfile(SIZES, (0.0122, 0.0126, 0.0437, 0.2266, 0.2507), "DiLaServe B2, TP1")
@@ -26,7 +26,7 @@ THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 STEPS = (78.63, 60.92, 48.72, 40.16, 34.92)  # DiLaServe B3
 POINTS = (78.6, 78.6, 77.0, 71.7, 65.9)
 PLAN = {"margin": 0.9, "utilisation": 1.0}
-POLICY = MarginalCaps(COST, quality=tuple(zip(THRESHOLDS, POINTS, strict=True)), **PLAN)
+POLICY = make_policy(MarginalCaps, COST, **PLAN)
 STEP_S = 0.0437 / 32
 """A cached step's share of a full batch: 32 rows of 32 tokens take a batch of 1,536."""
 
@@ -124,7 +124,7 @@ def test_who_cannot_be_saved_gets_the_lowest_and_takes_nobody_along():
     assert caps([hopeless, other]) == [0.5, 0.9]
 
 
-@pytest.mark.parametrize("policy", [POLICY, HorizonCaps(COST, **PLAN)])
+@pytest.mark.parametrize("policy", [POLICY, make_policy(HorizonCaps, COST, **PLAN)])
 def test_a_deadline_that_passed_binds_nobody(policy):
     """Of a request that keeps its quality, too."""
     late = demand(1.0, e2e_s=2.0, least_s=0.5, on_miss=OnMiss.BEST_EFFORT)
@@ -140,7 +140,8 @@ def test_who_is_not_to_be_lowered_counts_in_full_and_the_others_pay():
 
 def test_quality_between_the_points_of_the_table_is_linear():
     """0.8 is half way between 0.9 and 0.7: no longer free, as dear as 0.7."""
-    policy = MarginalCaps(COST, quality=((0.9, 80.0), (0.7, 70.0), (0.5, 0.0)), **PLAN)
+    quality = {"quality_thresholds": (0.9, 0.7, 0.5), "quality_points": (80.0, 70.0, 0.0)}
+    policy = make_policy(MarginalCaps, COST, **quality, **PLAN)
     steep = demand((6.0, 5.0, 4.0, 3.9, 3.8))
     assert caps([steep, demand((5.8, 4.9, 4.0, 3.9, 3.8))], policy=policy) == [0.7, 0.8]
 
@@ -228,8 +229,8 @@ def test_against_all_choices_it_loses_less_than_one_threshold_more(rows):
 )
 def test_a_table_of_quality_that_makes_no_sense_is_named(name, values):
     with pytest.raises(FieldError) as error:
-        ControlConfig(**{name: values})
-    assert error.value.field == f"control.{name}"
+        MarginalCaps.Options(**{name: values})
+    assert error.value.field == name
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])

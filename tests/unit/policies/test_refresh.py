@@ -11,6 +11,7 @@ from stepserve.core.request import CacheMode, OnMiss, Progress, RefreshScope
 from stepserve.core.running import StepPace
 from stepserve.core.step import StepKind
 from stepserve.policies.refresh.when_slack import WhenSlack
+from support.parts import make_policy
 from support.toy_world import make_request, make_running, make_spec
 
 PROGRAM = DiffusionProgram()
@@ -37,12 +38,12 @@ def running(name, settled=16, *, steps=10.0, refresh=3, **options):
 
 def upgraded(*running_requests, margin=1.0, heavy_tokens=8192, spec=SPEC, now_s=0.0):
     """The batch of everybody's due steps, before and after."""
-    policy = WhenSlack(PROGRAM, PerToken(), margin=margin, heavy_tokens=heavy_tokens)
+    slack = make_policy(WhenSlack, PerToken(), PROGRAM, margin=margin, heavy_tokens=heavy_tokens)
     rows = {r.request.id: r for r in running_requests}
     due = tuple(
         PROGRAM.next_step(r.request, r.progress, r.has_state, 0.9) for r in running_requests
     )
-    return due, policy.upgrade(rows, due, PACE, spec, now_s)
+    return due, slack.upgrade(rows, due, PACE, spec, now_s)
 
 
 def tokens(*running_requests, **options):

@@ -20,9 +20,10 @@ from stepserve.core.segment import Segment
 from stepserve.policies.threshold.at_cap import AtCap
 from stepserve.policies.threshold.early_fit import EarlyFit
 from stepserve.policies.threshold.schedule_fit import ScheduleFit, schedules
+from support.parts import make_policy
 
 PROGRAM = DiffusionProgram()
-POLICY = ScheduleFit(margin=1.0)
+POLICY = make_policy(ScheduleFit, margin=1.0)
 FORECAST = StepForecast((0.9, 0.7, 0.5), (60.0, 45.0, 30.0), output_tokens=240.0)
 LIGHT = StepPace(heavy_s=0.001, light_s=0.001)
 
@@ -70,18 +71,18 @@ def test_worked_example():
 def test_early_fit_is_careful_early_and_exact_late():
     """60 steps of a millisecond: half of 100 ms is too little at the start, all of it at the end
     plenty."""
-    policy = EarlyFit(early=0.5, late=1.0)
-    assert pick(policy=policy, e2e_s=0.1) == 0.7
-    assert pick(policy=policy, e2e_s=0.1, settled=120) == 0.9
-    assert pick(policy=policy, e2e_s=None) == 0.9
-    assert pick(policy=policy, e2e_s=0.01, on_miss=OnMiss.BEST_EFFORT) == 0.9
+    fit = make_policy(EarlyFit, early_margin=0.5, margin=1.0)
+    assert pick(policy=fit, e2e_s=0.1) == 0.7
+    assert pick(policy=fit, e2e_s=0.1, settled=120) == 0.9
+    assert pick(policy=fit, e2e_s=None) == 0.9
+    assert pick(policy=fit, e2e_s=0.01, on_miss=OnMiss.BEST_EFFORT) == 0.9
 
 
 def test_the_cap_bounds_the_present_third():
     assert pick(e2e_s=10.0, cap=0.7) == 0.7
     assert pick(e2e_s=10.0, cap=0.1) == 0.5
-    assert pick(policy=AtCap(), e2e_s=0.001, cap=0.7) == 0.7
-    assert pick(policy=AtCap(), e2e_s=10.0, cap=0.1) == 0.5
+    assert pick(policy=make_policy(AtCap), e2e_s=0.001, cap=0.7) == 0.7
+    assert pick(policy=make_policy(AtCap), e2e_s=10.0, cap=0.1) == 0.5
 
 
 def test_no_deadline_or_best_effort_keeps_the_preferred_threshold():

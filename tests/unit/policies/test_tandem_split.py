@@ -6,18 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepserve.core.config import ControlConfig, TokenConfig
+from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import ClusterView, InstanceLoad, Work
+from stepserve.core.protocols import Parts
 from stepserve.core.request import SLO, Family, Progress, Request
-from stepserve.cost.step_table import StepTable
-from stepserve.families.assemble import assemble_global
-from stepserve.policies.placement.tandem_split import TandemSplit, snap
-from support.toy_world import PROFILE, make_spec
+from stepserve.policies.placement.no_split import NoSplit
+from stepserve.policies.placement.prompt_split import PromptSplit
+from stepserve.policies.placement.split_search import snap
+from stepserve.policies.placement.tandem_split import TandemSplit
+from support.toy_world import make_spec
 
-PAPER = TokenConfig(ttft="ignore", gain=0.05, margin_tokens=0)
+PAPER = TandemSplit.Options(ignore_ttft=True, gain=0.05, margin_tokens=0)
 
 
 @dataclass
@@ -65,10 +67,21 @@ def request(prompt=2048, limit=4096, arrival_s=0.0, **slo):
     return Request(RequestId("r"), family, "m", prompt, limit, arrival_s, SLO(**slo))
 
 
-def place(cost, cluster, prompt=2048, output=512, options=PAPER, emitted=0, **facts):
+def place(
+    cost,
+    cluster,
+    prompt=2048,
+    output=512,
+    options=PAPER,
+    emitted=0,
+    cls=TandemSplit,
+    push=8,
+    **facts,
+):
     forecast = StepForecast((1.0,), (float(output),), float(output))
-    progress = Progress(0, emitted)
-    return TandemSplit(cost, options).place(request(prompt, **facts), progress, forecast, cluster)
+    parts = Parts(None, None, ControlConfig(push_pages=push), segment_cost=cost)
+    policy = cls(options, parts)
+    return policy.place(request(prompt, **facts), Progress(0, emitted), forecast, cluster)
 
 
 def cut_of(placement):
@@ -158,15 +171,14 @@ def test_a_request_alone_stays_whole():
 
 def test_a_request_of_one_token_has_nothing_to_hand_over():
     assert instances(place(Additive(), view((), ()), prompt=50, output=1, limit=1)) == ["a"]
-    at_the_end = replace(PAPER, cut="prompt")
-    assert cut_of(place(Additive(), view((), ()), 2048, 1, at_the_end, limit=1)) is None
+    assert cut_of(place(Additive(), view((), ()), 2048, 1, cls=PromptSplit, limit=1)) is None
     assert cut_of(place(Additive(), view((), ()), 2048, 1, PAPER, limit=1)) == 1024
 
 
 def test_the_cut_can_be_confined_to_the_prompts_end_or_forbidden():
-    confined = place(Additive(), view((), ()), 8192, 2000, replace(PAPER, cut="prompt"))
+    confined = place(Additive(), view((), ()), 8192, 2000, cls=PromptSplit)
     assert cut_of(confined) == 8192
-    whole = place(Additive(), view((), ()), 8192, 2000, replace(PAPER, cut="none"))
+    whole = place(Additive(), view((), ()), 8192, 2000, cls=NoSplit)
     assert cut_of(whole) is None
 
 
@@ -193,7 +205,7 @@ def test_pairs_are_tried_by_drain_time():
     cluster = view([prefill(0.5)], [prefill(0.1)], [prefill(0.3)], ())
     placement = place(Additive(), cluster, options=replace(PAPER, pairs=2), prompt=9000)
     assert set(instances(placement)) == {"b", "d"}
-    assert instances(place(Additive(), cluster, options=replace(PAPER, cut="none"))) == ["d"]
+    assert instances(place(Additive(), cluster, cls=NoSplit)) == ["d"]
 
 
 def test_only_the_first_eight_of_the_view_are_looked_at():
@@ -234,10 +246,9 @@ def test_without_a_feasible_plan_the_least_bad_is_taken_and_said():
 def test_a_long_gap_at_the_hand_over_rules_out_cuts_behind_the_prompt():
     # 219 tokens of prompt: only cuts behind it would level the two.
     slow = Additive(byte_s=0.01, batch_s=0.02)
-    serial = replace(PAPER, push="serial", gain=0.0)
-    assert cut_of(place(slow, view((), ()), prompt=219, output=1467, options=serial)) is None
-    # Pushed while it is decoded, 16 tokens are left for the end: within 200 ms, not 100.
     pushed = replace(PAPER, gain=0.0)
+    assert cut_of(place(slow, view((), ()), 219, 1467, pushed, push=0)) is None
+    # Pushed while it is decoded, 16 tokens are left for the end: within 200 ms, not 100.
     assert cut_of(place(slow, view((), ()), 219, 1467, pushed)) is None
     assert cut_of(place(slow, view((), ()), 219, 1467, pushed, tbt_s=0.2)) > 219
 
@@ -245,22 +256,21 @@ def test_a_long_gap_at_the_hand_over_rules_out_cuts_behind_the_prompt():
 def test_the_transfer_counts_for_the_second_side():
     fast = place(Additive(), view((), ()), prompt=8192, output=32)
     slow = place(Additive(byte_s=2e-5), view((), ()), prompt=8192, output=32)
-    serial = replace(PAPER, push="serial")
-    slowest = place(Additive(byte_s=2e-5), view((), ()), 8192, 32, serial)
+    slowest = place(Additive(byte_s=2e-5), view((), ()), 8192, 32, push=0)
     assert max(fast.predicted_s) < max(slow.predicted_s) < max(slowest.predicted_s)
 
 
 def test_a_target_for_the_first_token_is_respected_unless_told_otherwise():
     # a: done sooner, but with 0.5 s of prefill before it; b: 0.6 s of decodes, no prefill.
     cluster = view([prefill(0.5)], [Work(0, 100, 600.0)], at_s=10.0)
-    whole = TokenConfig(cut="none", margin_tokens=0)
-    facts = {"prompt": 1000, "output": 100, "arrival_s": 9.8}
+    whole = TandemSplit.Options(margin_tokens=0)
+    facts = {"prompt": 1000, "output": 100, "arrival_s": 9.8, "cls": NoSplit}
     assert instances(place(Additive(), cluster, options=whole, **facts)) == ["a"]
     timed = {**facts, "ttft_s": 0.4}  # waited 0.2 s, and 0.1 s of prefill
     placement = place(Additive(), cluster, options=whole, **timed)
     assert instances(placement) == ["b"]
     assert "misses" not in placement.why
-    ignored = replace(whole, ttft="ignore")
+    ignored = replace(whole, ignore_ttft=True)
     assert instances(place(Additive(), cluster, options=ignored, **timed)) == ["a"]
     # Beside decodes that take half of each batch a prefill takes twice as long.
     beside = place(Additive(batch_s=0.05), cluster, options=whole, **timed)
@@ -274,7 +284,7 @@ def test_a_target_for_the_first_token_is_respected_unless_told_otherwise():
 
 def test_a_cut_prompt_has_its_first_token_from_the_second_instance():
     # Level cut: 0.41 s on either side; the first token comes after both, 0.82 s.
-    tokens = replace(PAPER, ttft="respect")
+    tokens = replace(PAPER, ignore_ttft=False)
     free = place(Additive(), view((), ()), 8192, 32, tokens)
     assert cut_of(free) < 8192
     timed = place(Additive(), view((), ()), 8192, 32, tokens, ttft_s=0.83)
@@ -287,7 +297,7 @@ def test_the_rest_of_a_cut_prompt_waits_for_the_prefills_before_it():
     # b has 0.5 s of prefill, which beside its decode takes 1 s; a is idle, 0.82 s for the prompt.
     # A level cut has 0.66 s on a, then waits for b, then takes 0.32 s there.
     cluster = view((), [prefill(0.5), Work(0, 100, 1.0)])
-    tokens = replace(PAPER, ttft="respect")
+    tokens = replace(PAPER, ignore_ttft=False)
     for ttft_s, names in ((None, ["a", "b"]), (1.4, ["a", "b"]), (1.1, ["a"])):
         facts = {"prompt": 8192, "output": 32, "ttft_s": ttft_s}
         placement = place(Additive(batch_s=0.05), cluster, options=tokens, **facts)
@@ -296,7 +306,7 @@ def test_the_rest_of_a_cut_prompt_waits_for_the_prefills_before_it():
 
 
 def test_a_target_that_is_lost_anyway_does_not_stop_the_cut():
-    tokens = replace(PAPER, ttft="respect")
+    tokens = replace(PAPER, ignore_ttft=False)
     late = place(Additive(), view((), ()), 2000, 201, tokens, arrival_s=-5.0, ttft_s=1.0)
     assert late.why.endswith("misses a target")
     assert cut_of(late) == 2000  # no sooner and no later than uncut: 200 ms
@@ -306,7 +316,7 @@ def test_a_target_missed_by_less_is_worth_a_cut_if_the_gain_is_enough():
     # Alone on a 0.80 s, beside a decode that takes half of the time; on b 0.76 s, after others.
     # The first half on a meanwhile, the other then on b: 0.6 s.
     cluster = view([Work(0, 100, 10.0)], [prefill(0.36)])
-    tokens = replace(PAPER, ttft="respect")
+    tokens = replace(PAPER, ignore_ttft=False)
     facts = {"prompt": 4000, "output": 20, "ttft_s": 0.3}
     cut = place(Additive(batch_s=0.05), cluster, options=tokens, **facts)
     assert instances(cut) == ["a", "b"]
@@ -338,8 +348,8 @@ def test_the_margin_is_added_to_the_output_within_its_limit():
 def test_ties_go_to_the_first_instance_by_id():
     cluster = view(*[()] * 4)
     turned = ClusterView(0.0, dict(reversed(cluster.loads.items())))
-    for options in (PAPER, replace(PAPER, cut="none")):
-        here, there = (place(Additive(), c, options=options) for c in (cluster, turned))
+    for cls in (TandemSplit, NoSplit):
+        here, there = (place(Additive(), c, cls=cls) for c in (cluster, turned))
         assert instances(here) == instances(there) == ["a", "b"][: len(here.segments)]
 
 
@@ -351,9 +361,8 @@ costs = st.builds(
 )  # fmt: skip
 clusters = st.lists(st.lists(works, max_size=6), min_size=1, max_size=5)
 tables = st.builds(
-    TokenConfig,
-    ttft=st.sampled_from(["respect", "ignore"]), push=st.sampled_from(["chunks", "serial"]),
-    cut=st.sampled_from(["any", "prompt", "none"]), pairs=st.integers(1, 20),
+    TandemSplit.Options,
+    ignore_ttft=st.booleans(), pairs=st.integers(1, 20),
     probes=st.integers(1, 10), gain=st.floats(0.0, 0.3), margin_tokens=st.integers(0, 100),
 )  # fmt: skip
 targets = st.none() | st.floats(0.1, 10.0)
@@ -366,7 +375,9 @@ def test_segments_tile_the_request_and_a_cut_is_better_than_none(
     cluster = view(*held, at_s=1.0)
     emitted = data.draw(st.integers(0, output - 1))
     facts = {"emitted": emitted, "limit": output, "ttft_s": ttft_s}
-    placement = place(cost, cluster, prompt, output, options, **facts)
+    facts["push"] = data.draw(st.sampled_from([8, 0]))
+    cls = data.draw(st.sampled_from([TandemSplit, PromptSplit, NoSplit]))
+    placement = place(cost, cluster, prompt, output, options, cls=cls, **facts)
     bounds = [(s.index, s.start, s.stop) for s in placement.segments]
     cut = cut_of(placement)
     assert bounds == ([(0, 0, None)] if cut is None else [(0, 0, cut), (1, cut, None)])
@@ -374,7 +385,7 @@ def test_segments_tile_the_request_and_a_cut_is_better_than_none(
     if cut is not None:
         assert 64 <= cut < prompt + output - 1
         assert cut % 16 == 0 or cut >= prompt + emitted
-    solo = place(cost, cluster, prompt, output, replace(options, cut="none"), **facts)
+    solo = place(cost, cluster, prompt, output, options, cls=NoSplit, **facts)
     assert ("misses" in placement.why) <= ("misses" in solo.why)
     if cut is not None and "misses" not in solo.why:
         (alone_s,), where = solo.predicted_s, solo.segments[0].instance
@@ -398,9 +409,6 @@ def test_more_probes_level_the_two_sides(cost, a, b):
     assert longest[-1] <= even + grain
 
 
-def test_it_is_built_by_name_and_needs_a_segment_cost():
-    config = ControlConfig(family="autoregressive", placement="tandem_split")
-    table = StepTable({1: PROFILE})
-    assemble_global(config, table, Additive())
+def test_it_needs_a_segment_cost():
     with pytest.raises(FieldError, match=r"control\.placement: tandem_split needs"):
-        assemble_global(config, table)
+        TandemSplit(PAPER, Parts(None, None))

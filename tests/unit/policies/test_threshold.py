@@ -10,10 +10,11 @@ from stepserve.core.running import StepPace
 from stepserve.policies.threshold.deadline_fit import DeadlineFit
 from stepserve.policies.threshold.fixed import FixedThreshold
 from stepserve.policies.threshold.unless_infeasible import UnlessInfeasible
+from support.parts import make_policy
 from support.toy_world import make_request, make_running
 
 PROGRAM = DiffusionProgram()
-POLICY = DeadlineFit(margin=0.9)
+POLICY = make_policy(DeadlineFit)
 FORECAST = StepForecast((0.9, 0.7, 0.5), (30.0, 20.0, 10.0), output_tokens=48.0)
 
 
@@ -31,14 +32,14 @@ def test_worked_example():
 
 def test_a_lost_deadline_keeps_its_quality():
     """37 ms at 0.5, 57 at 0.9: between them the policy decides, below nothing is left to gain."""
-    policy = UnlessInfeasible(DeadlineFit(margin=1.0))
+    fit = UnlessInfeasible(make_policy(DeadlineFit, margin=1.0))
     pace = StepPace(heavy_s=0.010, light_s=0.001)
-    picks = [policy.pick(running(e2e_s=ms / 1e3), pace, 0.0) for ms in (57.1, 37.1, 36.9, 1)]
+    picks = [fit.pick(running(e2e_s=ms / 1e3), pace, 0.0) for ms in (57.1, 37.1, 36.9, 1)]
     assert picks == [0.9, 0.5, 0.9, 0.9]
     capped = running(e2e_s=0.001)
     capped.cap = 0.5
-    assert policy.pick(capped, pace, 0.0) == 0.9
-    assert policy.pick(running(), pace, 1e9) == 0.9, "without a deadline nothing is lost"
+    assert fit.pick(capped, pace, 0.0) == 0.9
+    assert fit.pick(running(), pace, 1e9) == 0.9, "without a deadline nothing is lost"
 
 
 def test_steps_run_since_the_forecast_are_subtracted():
@@ -51,7 +52,7 @@ def test_no_deadline_or_best_effort_keeps_the_preferred_threshold():
     slow = StepPace(1.0, 1.0)
     assert POLICY.pick(running(), slow, 0.0) == 0.9
     assert POLICY.pick(running(e2e_s=0.1, on_miss=OnMiss.BEST_EFFORT), slow, 0.0) == 0.9
-    assert FixedThreshold().pick(running(e2e_s=0.1), slow, 0.0) == 0.9
+    assert make_policy(FixedThreshold).pick(running(e2e_s=0.1), slow, 0.0) == 0.9
 
 
 times = st.floats(0.001, 10.0)

@@ -3,11 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
-from stepserve.core.config import TokenConfig
 from stepserve.core.request import Progress
 from stepserve.core.step import StepKind
-from stepserve.policies.batching.token_budget import OVERDUE, TokenBudget
+from stepserve.policies.batching.age_budget import AgeBudget
+from stepserve.policies.batching.chunked_prefill import OVERDUE
+from stepserve.policies.batching.static_chunk import StaticChunk
+from stepserve.policies.batching.tbt_budget import TbtBudget
 from support.ar_requests import ar_request, ar_running
+from support.parts import make_control, make_policy
 from support.toy_world import make_spec
 
 PROGRAM = AutoregressiveProgram(2048)
@@ -36,9 +39,12 @@ class MixCost:
         raise AssertionError("batching policies do not learn")
 
 
-def budget(cost=None, **options):
-    settings = {"overhead_s": 0.0, "safety": 1.0, "budget": "fixed"} | options
-    return TokenBudget(cost or MixCost(), PROGRAM, TokenConfig(**settings), 4)
+def budget(cost=None, cls=TbtBudget, **options):
+    names = [name for name in ("tbt_s", "chunk_tokens") if name in options]
+    shared = make_control(**{name: options.pop(name) for name in names})
+    if cls is not StaticChunk:
+        options = {"overhead_s": 0.0, "safety": 1.0} | options
+    return make_policy(cls, cost or MixCost(), PROGRAM, shared, **options)
 
 
 def candidate(name, *, prompt=1000, settled=0, emitted=0, age_s=0.0, skipped=0, **options):
@@ -99,19 +105,19 @@ def test_the_tightest_target_of_those_that_decode_bounds_the_batch():
 def test_with_age_only_what_is_left_of_the_gap_is_spent():
     late, prefill = candidate("d", emitted=1, age_s=0.04), candidate("p", prompt=5000)
     whole = chunks(compose(budget(), late, prefill))["p"]
-    rest = chunks(compose(budget(budget="age"), late, prefill))["p"]
+    rest = chunks(compose(budget(cls=AgeBudget), late, prefill))["p"]
     assert whole - rest == pytest.approx(400, abs=32)
 
 
 def test_a_token_that_is_late_already_does_not_stop_prefills():
     late, prefill = candidate("d", emitted=1, age_s=7.0), candidate("p", prompt=5000)
-    assert chunks(compose(budget(budget="age"), late, prefill))["p"] == pytest.approx(390, abs=16)
+    assert chunks(compose(budget(cls=AgeBudget), late, prefill))["p"] == pytest.approx(390, abs=16)
 
 
 def test_without_a_budget_chunks_are_as_long_as_configured():
     rows = [candidate(str(i), emitted=1) for i in range(50)] + [candidate("p", prompt=5000)]
     cost = MixCost()
-    steps = compose(budget(cost, budget="none", chunk_tokens=512), *rows)
+    steps = compose(budget(cost, cls=StaticChunk, chunk_tokens=512), *rows)
     assert chunks(steps) == {"p": 512}
     assert len(decodes(steps)) == 50
     assert not cost.asks
@@ -182,7 +188,7 @@ def test_prefills_that_can_meet_a_ttft_target_go_first():
     later = candidate("later", arrival_s=99.0, ttft_s=9.0)
     steps = compose(budget(tbt_s=9.0, chunk_tokens=9999), later, missed, soon, old)
     assert list(chunks(steps)) == ["soon", "later", "old", "missed"]
-    assert first(budget(ttft="ignore"), later, missed, soon, old) == "old"
+    assert first(budget(ignore_ttft=True), later, missed, soon, old) == "old"
 
 
 rows = st.builds(
@@ -197,15 +203,15 @@ rows = st.builds(
 
 @given(
     st.lists(rows, min_size=1, max_size=30),
-    st.sampled_from(("age", "fixed")),
+    st.sampled_from((AgeBudget, TbtBudget)),
     st.sampled_from(("fcfs", "shortest", "deadline", "priority")),
 )
 def test_whatever_is_resident(drawn, kind, order):
     """A fresh policy: the guard has nothing to do but where a prefill waited for 0.4 s."""
     cost = MixCost()
-    policy = budget(cost, budget=kind, order=order)
+    tried = budget(cost, kind, order=order)
     candidates = [candidate(str(i), **row) for i, row in enumerate(drawn)]
-    steps = compose(policy, *candidates)
+    steps = compose(tried, *candidates)
     due = {step.request_id: step for _, step in candidates}
     assert decodes(steps) == decodes(due.values()), "all of them, first"
     assert steps
@@ -226,7 +232,8 @@ def test_whatever_is_resident(drawn, kind, order):
     decoding = [(r, s) for r, s in candidates if s.kind is StepKind.DECODE]
     bound_by = decoding or candidates
     limits_s = [
-        target - (min(NOW_S - r.last_token_s, 0.5 * target) if decoding and kind == "age" else 0.0)
+        target
+        - (min(NOW_S - r.last_token_s, 0.5 * target) if decoding and kind is AgeBudget else 0.0)
         for r, _ in bound_by
         for target in (r.request.slo.tbt_s or 0.1,)
     ]

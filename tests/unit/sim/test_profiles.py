@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 from stepserve.cost.step_table import StepProfile
 from stepserve.sim import data
@@ -129,7 +130,7 @@ def test_a_measured_table_is_hardware(tmp_path, no_data):
     table.save(path)
     setting, system = Setting(hardware=str(path)), System()
     assert profiles(setting, system) == {1: table}
-    planned = replace(system, control=replace(system.control, planner="greedy"))
+    planned = replace(system, control=replace(system.control, planner=Choice("greedy")))
     with pytest.raises(FieldError, match=r"hardware: no file .*card_tp2.json .* TP degree 2"):
         profiles(setting, planned)
     for degree in (2, 4):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 from stepserve.sim.config import read_table
 from stepserve.sim.token_config import TokenExperiment, TokenSetting, from_tables
@@ -14,7 +15,7 @@ TABLE = {
     "family": "autoregressive",
     "workloads": ["azure-code", "hybrid"],
     "systems": ["colocated", "disaggregated", "wide"],
-    "system": {"wide": {"base": "dynaserve", "control": {"tokens": {"probes": 10}}}},
+    "system": {"wide": {"base": "dynaserve", "control": {"placement": {"probes": 10}}}},
 }
 
 
@@ -25,8 +26,9 @@ def read(**changes: Any) -> TokenExperiment:
 def test_a_system_may_change_one_number_of_another() -> None:
     experiment = read()
     wide, base = experiment.systems["wide"], TOKEN_SYSTEMS["dynaserve"]
-    assert wide.control.tokens.probes == 10
-    assert wide.control.tokens.budget == base.control.tokens.budget == "fixed"
+    options = {**base.control.placement.options, "probes": 10}
+    assert wide.control.placement == Choice("tandem_split", options)
+    assert wide.control.batching == base.control.batching
 
 
 def test_some_names_stand_for_the_best_of_several() -> None:
@@ -45,19 +47,15 @@ def test_every_ratio_has_a_system(instances: int) -> None:
     for name in candidates("disaggregated", instances):
         prefill, decode = name.removeprefix("disaggregated-").rstrip("d").split("p")
         assert int(prefill) + int(decode) == instances
-        assert TOKEN_SYSTEMS[name].control.tokens.prefill_instances == int(prefill)
+        assert TOKEN_SYSTEMS[name].control.placement.options["prefill_instances"] == int(prefill)
 
 
 def test_the_published_mode_and_ours_differ_where_the_documents_say() -> None:
-    paper, ours = (TOKEN_SYSTEMS[name].control.tokens for name in ("dynaserve", "stepserve"))
-    assert (paper.cost, paper.budget, paper.ttft, paper.order) == (
-        "occupancy",
-        "fixed",
-        "ignore",
-        "fcfs",
-    )
-    assert (paper.margin_tokens, paper.probes) == (20, 6)
-    assert (ours.budget, ours.ttft, ours.order) == ("age", "respect", "deadline")
+    paper, ours = (TOKEN_SYSTEMS[name].control for name in ("dynaserve", "stepserve"))
+    assert paper.placement == Choice("tandem_split", {"gain": 0.05, "ignore_ttft": True})
+    assert paper.batching == Choice("tbt_budget", {"ignore_ttft": True})
+    assert ours.placement == Choice("tandem_split")
+    assert ours.batching == Choice("age_budget", {"order": "deadline"})
 
 
 def test_a_run_lasts_its_time_and_has_its_requests() -> None:
@@ -78,7 +76,7 @@ def test_a_run_lasts_its_time_and_has_its_requests() -> None:
         ({"rates_per_s": [0.0]}, "rates_per_s"),
         (
             {"systems": ["disaggregated-2p1d"]},
-            "system.disaggregated-2p1d.control.tokens.prefill_instances",
+            "system.disaggregated-2p1d.control.placement.prefill_instances",
         ),
         ({"system": {"wide": {"base": "dynaserve", "sigma": 1.0}}}, "system.wide.sigma"),
     ],

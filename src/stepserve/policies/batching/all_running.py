@@ -6,8 +6,9 @@ DiLaServe B7 also bounds who may reside on an instance by the sum of full length
 
 from collections.abc import Sequence
 
+from stepserve.core.config import NoOptions
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel
+from stepserve.core.protocols import Parts
 from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.step import Step
 
@@ -15,8 +16,10 @@ from stepserve.core.step import Step
 class AllRunning:
     """Recompute and cached steps mixed in one batch, however long it takes."""
 
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
+    Options = NoOptions
+
+    def __init__(self, options: NoOptions, parts: Parts) -> None:
+        self._cost = parts.cost
 
     def pace(self, running_requests: Sequence[RunningRequest], spec: InstanceSpec) -> StepPace:
         """``time_left`` of DiLaServe B6: all recompute together, all run cached steps together."""

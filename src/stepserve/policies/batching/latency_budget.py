@@ -7,9 +7,12 @@ batching one recompute delays every neighbour.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from stepserve.core.errors import check, check_share
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel
+from stepserve.core.protocols import CostModel, Parts
+from stepserve.core.request import Family
 from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.step import Step
 
@@ -24,13 +27,31 @@ class LatencyBudget:
     them. A deadline that is infeasible bounds no batch. ``heavy_tokens`` bounds every batch.
     """
 
-    def __init__(
-        self, cost: CostModel, *, margin: float, heavy_tokens: int, starvation_batches: int
-    ) -> None:
-        self._cost = cost
-        self._margin = margin
-        self._heavy_tokens = heavy_tokens
-        self._starvation_batches = starvation_batches
+    family = Family.DIFFUSION
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``margin``: the share of a deadline that is planned against; else ``control.margin``.
+
+        ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for fewer.
+        ``starvation_batches``: a running request left out that often goes first.
+        """
+
+        margin: float | None = None
+        heavy_tokens: int = 8192
+        starvation_batches: int = 4
+
+        def __post_init__(self) -> None:
+            """Raises FieldError naming the number that makes no sense."""
+            check_share(self, "margin")
+            for name in ("heavy_tokens", "starvation_batches"):
+                check(getattr(self, name) >= 1, name, "must be at least 1")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._cost = parts.cost
+        self._margin = parts.margin(options.margin)
+        self._heavy_tokens = options.heavy_tokens
+        self._starvation_batches = options.starvation_batches
 
     def pace(self, running_requests: Sequence[RunningRequest], spec: InstanceSpec) -> StepPace:
         """Time of the expected batch: each running request contributes its mix of heavy and light.
@@ -103,12 +124,11 @@ class LatencyBudget:
         self, running: RunningRequest, step: Step, alone_s: "_Alone", now_s: float
     ) -> float:
         """Seconds for each light step left (each step, if all are heavy); see the class."""
-        slo = running.request.slo
-        if slo.e2e_s is None:
-            return math.inf
+        left_s = running.request.left_s(now_s, self._margin)
+        if left_s == math.inf:
+            return left_s
         forecast = running.forecast
         index = forecast.thresholds.index(step.threshold) if step.threshold else 0
-        left_s = running.request.arrival_s + self._margin * slo.e2e_s - now_s
         steps = forecast.remaining(index, running.progress.steps)
         if running.heavy_left == math.inf:
             return left_s / steps

@@ -7,9 +7,11 @@ which is what ``load_caps`` does. ``marginal_caps`` weighs requests one by one.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from stepserve.core.errors import check_share
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel, Demand
+from stepserve.core.protocols import Demand, Parts
 
 from .horizons import Horizons, horizons
 
@@ -17,11 +19,24 @@ from .horizons import Horizons, horizons
 class HorizonCaps:
     """Load control for deadlines of any mix."""
 
-    def __init__(self, cost: CostModel, *, margin: float, utilisation: float) -> None:
-        """``utilisation``: share of the cluster's time that is planned with."""
-        self._cost = cost
-        self._margin = margin
-        self._utilisation = utilisation
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``margin``: the share of a deadline that is planned against; else ``control.margin``.
+
+        ``utilisation``: share of the cluster's time that is planned with.
+        """
+
+        margin: float | None = None
+        utilisation: float = 0.8
+
+        def __post_init__(self) -> None:
+            """Raises FieldError for a share that makes no sense."""
+            check_share(self, "margin", "utilisation")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._cost = parts.cost
+        self._margin = parts.margin(options.margin)
+        self._utilisation = options.utilisation
 
     def caps(
         self, demands: Sequence[Demand], specs: Sequence[InstanceSpec], now_s: float

@@ -65,10 +65,7 @@ def horizons(
     rates = {s.tp_degree: tokens_per_s(cost, s, BATCH_TOKENS, options) for s in specs}
     instances = sum(rates[s.tp_degree] for s in specs) / rates[spec.tp_degree]
     left_s = [
-        None
-        if (slo_s := d.request.slo.e2e_s) is None
-        else d.request.arrival_s + margin * slo_s - now_s
-        for d in demands
+        None if d.request.slo.e2e_s is None else d.request.left_s(now_s, margin) for d in demands
     ]
     last_s = max((s for s in left_s if s is not None), default=0.0)
     return Horizons(

@@ -8,9 +8,11 @@ unequal ones properly, DiLaServe C4); a request that is not to be lowered (witho
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from stepserve.core.errors import check, check_share
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel, Demand
+from stepserve.core.protocols import CostModel, Demand, Parts
 from stepserve.core.request import CacheMode, DiffusionOptions
 
 NOMINAL_TOKENS = 1536
@@ -34,26 +36,34 @@ def tokens_per_s(
 
 def possible(demand: Demand, margin: float, now_s: float) -> bool:
     """Whether the deadline is still believed to be in reach (``possible`` of DiLaServe B6)."""
-    request = demand.request
-    if request.slo.e2e_s is None:
-        return True
-    return request.arrival_s + margin * request.slo.e2e_s - now_s > demand.least_s
+    return demand.request.left_s(now_s, margin) > demand.least_s
 
 
 class LoadCaps:
     """The published load control."""
 
-    def __init__(
-        self, cost: CostModel, *, margin: float, utilisation: float, batch_tokens: int
-    ) -> None:
-        """``utilisation``: share of the supply that is planned with (1 in the published system).
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``margin``: the share of a deadline that is planned against; else ``control.margin``.
 
-        ``batch_tokens``: most tokens of one batch, 8,192 in the published system.
+        ``utilisation``: share of the supply that is planned with (1 in the published system).
+        ``batch_tokens``: most tokens of one batch, as published.
         """
-        self._cost = cost
-        self._margin = margin
-        self._utilisation = utilisation
-        self._batch_tokens = batch_tokens
+
+        margin: float | None = None
+        utilisation: float = 0.8
+        batch_tokens: int = 8192
+
+        def __post_init__(self) -> None:
+            """Raises FieldError naming the number that makes no sense."""
+            check_share(self, "margin", "utilisation")
+            check(self.batch_tokens >= 1, "batch_tokens", "must be at least 1")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._cost = parts.cost
+        self._margin = parts.margin(options.margin)
+        self._utilisation = options.utilisation
+        self._batch_tokens = options.batch_tokens
 
     def caps(
         self, demands: Sequence[Demand], specs: Sequence[InstanceSpec], now_s: float

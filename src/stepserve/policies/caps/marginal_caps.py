@@ -13,13 +13,15 @@ for that at each of them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
 import numpy as np
 
+from stepserve.core.errors import check, check_share
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel, Demand
+from stepserve.core.protocols import Demand, Parts
 
 from .horizons import horizons
 
@@ -27,23 +29,35 @@ from .horizons import horizons
 class MarginalCaps:
     """Load control that knows what each request's quality is worth."""
 
-    def __init__(
-        self,
-        cost: CostModel,
-        *,
-        margin: float,
-        utilisation: float,
-        quality: Sequence[tuple[float, float]],
-    ) -> None:
-        """``utilisation``: share of the cluster's time that is planned with.
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``margin``: the share of a deadline that is planned against; else ``control.margin``.
 
-        ``quality``: (threshold, points), highest threshold first; linear in between, constant
-        beyond.
+        ``utilisation``: share of the cluster's time that is planned with. ``quality_points`` at
+        ``quality_thresholds``, the highest first: linear in between, constant beyond; by default
+        the published accuracy of LLaDA-8B on GSM8K, made monotone (DiLaServe B3).
         """
-        self._cost = cost
-        self._margin = margin
-        self._utilisation = utilisation
-        self._thresholds, self._points = zip(*reversed(quality), strict=True)
+
+        margin: float | None = None
+        utilisation: float = 0.8
+        quality_thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
+        quality_points: tuple[float, ...] = (78.6, 78.6, 77.0, 71.7, 65.9)
+
+        def __post_init__(self) -> None:
+            """Raises FieldError naming the numbers that make no sense."""
+            check_share(self, "margin", "utilisation")
+            grid, points = list(self.quality_thresholds), list(self.quality_points)
+            descends = bool(grid) and grid == sorted(set(grid), reverse=True)
+            check(descends, "quality_thresholds", "must descend, at least one")
+            fits = len(points) == len(grid) and points == sorted(points, reverse=True)
+            check(fits, "quality_points", "must not rise, one per quality threshold")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._cost = parts.cost
+        self._margin = parts.margin(options.margin)
+        self._utilisation = options.utilisation
+        self._thresholds = options.quality_thresholds[::-1]
+        self._points = options.quality_points[::-1]
         self._drops: dict[tuple[float, ...], list[float]] = {}
 
     def caps(

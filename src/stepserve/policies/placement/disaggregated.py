@@ -5,21 +5,38 @@ is decoded while the prefills waiting there and it are few enough. Deviation: wh
 roles has no instance with room, the request stays on one of the other role, not in the queue.
 """
 
+from dataclasses import dataclass
+
+from stepserve.core.errors import check
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import ClusterView
-from stepserve.core.protocols import Placement
-from stepserve.core.request import Progress, Request
+from stepserve.core.protocols import Parts, Placement
+from stepserve.core.request import Family, Progress, Request
 
-from .tandem_split import tile
+from .split_search import tile
 
 
 class Disaggregated:
     """A ``PlacementPolicy``: fewest running tokens within each role, ties by instance id."""
 
-    def __init__(self, prefill_instances: int, bypass_tokens: int = 0) -> None:
-        self._prefill_instances = prefill_instances
-        self._bypass_tokens = bypass_tokens
+    family = Family.AUTOREGRESSIVE
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``prefill_instances`` compute prompts, but those that fit ``bypass_tokens``."""
+
+        prefill_instances: int = 1
+        bypass_tokens: int = 0
+
+        def __post_init__(self) -> None:
+            """Raises FieldError naming the number that makes no sense."""
+            check(self.prefill_instances >= 1, "prefill_instances", "must be at least 1")
+            check(self.bypass_tokens >= 0, "bypass_tokens", "must not be negative")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._prefill_instances = options.prefill_instances
+        self._bypass_tokens = options.bypass_tokens
         self._seen: set[InstanceId] = set()  # a full one is not in the view, and keeps its role
 
     def place(

@@ -5,11 +5,10 @@ time of a batch of every running request and the newcomer at full length (DiLaSe
 worst-case load). Deviation (DiLaServe C6): the published code leaves out the running batch's end.
 """
 
-from collections.abc import Callable
-
+from stepserve.core.config import NoOptions
 from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import ClusterView
-from stepserve.core.protocols import CostModel, Placement
+from stepserve.core.protocols import Parts, Placement
 from stepserve.core.request import Progress, Request
 from stepserve.core.segment import Segment
 
@@ -17,9 +16,11 @@ from stepserve.core.segment import Segment
 class StepCompletion:
     """One open segment where the next step would end first; ties by instance id."""
 
-    def __init__(self, cost: CostModel, full_tokens: Callable[[Request], int]) -> None:
-        self._cost = cost
-        self._full_tokens = full_tokens
+    Options = NoOptions
+
+    def __init__(self, options: NoOptions, parts: Parts) -> None:
+        self._cost = parts.cost
+        self._full_tokens = parts.program.full_tokens
 
     def place(
         self, request: Request, progress: Progress, forecast: StepForecast, view: ClusterView

@@ -8,11 +8,12 @@ first, thresholds after.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from stepserve.core.errors import check, check_share
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.protocols import CostModel, StepProgram
-from stepserve.core.request import OnMiss
+from stepserve.core.protocols import Parts
 from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.step import Step
 
@@ -28,16 +29,26 @@ class WhenSlack:
     lowered.
     """
 
-    def __init__(
-        self, program: StepProgram, cost: CostModel, *, margin: float, heavy_tokens: int
-    ) -> None:
-        """``margin``: share of a deadline that must suffice. ``heavy_tokens``: most tokens that
-        upgrades add to one batch.
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``margin``: share of a deadline that must suffice for everybody.
+
+        ``heavy_tokens``: most tokens that upgrades add to one batch.
         """
-        self._program = program
-        self._cost = cost
-        self._margin = margin
-        self._heavy_tokens = heavy_tokens
+
+        margin: float = 0.6
+        heavy_tokens: int = 8192
+
+        def __post_init__(self) -> None:
+            """Raises FieldError naming the number that makes no sense."""
+            check_share(self, "margin")
+            check(self.heavy_tokens >= 1, "heavy_tokens", "must be at least 1")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._program = parts.program
+        self._cost = parts.cost
+        self._margin = options.margin
+        self._heavy_tokens = options.heavy_tokens
 
     def upgrade(
         self,
@@ -72,8 +83,6 @@ class WhenSlack:
     def _slack_s(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:
         """Seconds that the running request can spare; infinite if it has no deadline to keep."""
         request = running.request
-        e2e_s = request.slo.e2e_s
-        if e2e_s is None or request.slo.on_miss is OnMiss.BEST_EFFORT:
+        if request.slo.pinned:
             return math.inf
-        left_s = request.arrival_s + self._margin * e2e_s - now_s
-        return left_s - running.time_left_s(0, pace)
+        return request.left_s(now_s, self._margin) - running.time_left_s(0, pace)

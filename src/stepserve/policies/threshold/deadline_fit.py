@@ -6,23 +6,35 @@ preferred threshold and its floor; ``on_miss = best_effort`` keeps the preferred
 search starts from the request's cap (``load_caps``).
 """
 
-from stepserve.core.request import OnMiss
+from dataclasses import dataclass
+
+from stepserve.core.errors import check_share
+from stepserve.core.protocols import Parts
 from stepserve.core.running import RunningRequest, StepPace
 
 
 class DeadlineFit:
     """Monotone: more time left never picks a lower threshold, a slower pace never a higher."""
 
-    def __init__(self, margin: float) -> None:
-        """``margin``: the share of a deadline that is planned against (DiLaServe B1: 0.9)."""
-        self._margin = margin
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``margin``: the share of a deadline that is planned against; else ``control.margin``."""
+
+        margin: float | None = None
+
+        def __post_init__(self) -> None:
+            """Raises FieldError for a share that makes no sense."""
+            check_share(self, "margin")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._margin = parts.margin(options.margin)
 
     def pick(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:
         """First candidate, from the cap downwards, whose remaining steps fit; else the lowest."""
-        request, slo = running.request, running.request.slo
-        if slo.e2e_s is None or slo.on_miss is OnMiss.BEST_EFFORT:
+        request = running.request
+        if request.slo.pinned:
             return running.forecast.thresholds[0]
-        return highest_fit(running, pace, request.arrival_s + self._margin * slo.e2e_s - now_s)
+        return highest_fit(running, pace, request.left_s(now_s, self._margin))
 
 
 def highest_fit(running: RunningRequest, pace: StepPace, budget_s: float) -> float:

@@ -7,7 +7,10 @@ is planned against grows with the request's progress (ours, DiLaServe E2): time 
 comes back as higher thresholds.
 """
 
-from stepserve.core.request import OnMiss
+from dataclasses import dataclass
+
+from stepserve.core.errors import check_share
+from stepserve.core.protocols import Parts
 from stepserve.core.running import RunningRequest, StepPace
 
 from .deadline_fit import highest_fit
@@ -16,19 +19,32 @@ from .deadline_fit import highest_fit
 class EarlyFit:
     """Monotone in time left and pace, as ``deadline_fit`` is."""
 
-    def __init__(self, early: float, late: float) -> None:
-        """Shares of the deadline planned against at the start and at the end of a request."""
-        self._early = early
-        self._late = late
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``early_margin``: share of the deadline planned against at a request's start.
+
+        ``margin``: at its end; else ``control.margin``.
+        """
+
+        early_margin: float = 0.75
+        margin: float | None = None
+
+        def __post_init__(self) -> None:
+            """Raises FieldError for a share that makes no sense."""
+            check_share(self, "early_margin", "margin")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._early = options.early_margin
+        self._late = parts.margin(options.margin)
 
     def pick(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:
         """First candidate, from the cap downwards, whose remaining steps fit; else the lowest."""
-        request, slo = running.request, running.request.slo
-        if slo.e2e_s is None or slo.on_miss is OnMiss.BEST_EFFORT:
+        request = running.request
+        if request.slo.pinned:
             return running.forecast.thresholds[0]
         settled = running.progress.settled - request.prompt_tokens
         done = settled / running.forecast.output_tokens
         if done > 1.0:
             done = 1.0
         share = self._early + (self._late - self._early) * done
-        return highest_fit(running, pace, request.arrival_s + share * slo.e2e_s - now_s)
+        return highest_fit(running, pace, request.left_s(now_s, share))

@@ -8,8 +8,11 @@ predicted remaining latency fits the deadline, picked anew at every step, under 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from stepserve.core.request import OnMiss, Request
+from stepserve.core.errors import check_share
+from stepserve.core.protocols import Parts
+from stepserve.core.request import Request
 from stepserve.core.running import RunningRequest, StepPace
 
 Levels = tuple[int, int, int]
@@ -27,18 +30,27 @@ def schedules(candidates: int) -> tuple[Levels, ...]:
 class ScheduleFit:
     """Monotone as ``deadline_fit`` is: less time or a slower pace never picks a better schedule."""
 
-    def __init__(self, margin: float) -> None:
-        """``margin``: the share of a deadline that is planned against (DiLaServe B1: 0.9)."""
-        self._margin = margin
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``margin``: the share of a deadline that is planned against; else ``control.margin``."""
+
+        margin: float | None = None
+
+        def __post_init__(self) -> None:
+            """Raises FieldError for a share that makes no sense."""
+            check_share(self, "margin")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._margin = parts.margin(options.margin)
         self._schedules: dict[int, tuple[Levels, ...]] = {}
 
     def pick(self, running: RunningRequest, pace: StepPace, now_s: float) -> float:
         """The threshold of the present third in the first schedule that fits; else the lowest."""
         request, forecast, progress = running.request, running.forecast, running.progress
-        thresholds, slo = forecast.thresholds, request.slo
-        if slo.e2e_s is None or slo.on_miss is OnMiss.BEST_EFFORT or len(thresholds) == 1:
+        thresholds = forecast.thresholds
+        if request.slo.pinned or len(thresholds) == 1:
             return thresholds[0]
-        budget_s = request.arrival_s + self._margin * slo.e2e_s - now_s
+        budget_s = request.left_s(now_s, self._margin)
         third, shares = _thirds_left(request, progress.settled, forecast.output_tokens)
         run, cap = progress.steps - forecast.at_steps, running.cap
         steps = [max(1.0, left - run) for left in forecast.steps]

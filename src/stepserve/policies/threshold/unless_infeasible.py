@@ -1,4 +1,4 @@
-"""A infeasible deadline buys nothing: whoever cannot keep it runs at the preferred threshold.
+"""An infeasible deadline buys nothing: whoever cannot keep it runs at the preferred threshold.
 
 Ours (``control.infeasible = preempt``): at the lowest threshold, as published, it is late
 and bad, and gains nobody more than the steps that its place would have run for somebody in time.

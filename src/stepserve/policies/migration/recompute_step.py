@@ -1,26 +1,40 @@
-"""Migration to where a step would be faster (DiLaServe B7, DiLaServe C6).
+"""Migration to where a step would be faster, at a recompute step (DiLaServe B7, C6).
 
 One target is considered, the instance with the fewest running tokens that has room; the
 move is worth it if a step there, the newcomer at full length included, takes less than a step here
-takes now. Deviation (DiLaServe C6): a relative gain is asked for, so that nobody ping-pongs.
+takes now. Deviation (C6): a relative gain is asked for, so that nobody ping-pongs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from stepserve.core.errors import check
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceLoad
-from stepserve.core.protocols import CostModel
+from stepserve.core.protocols import Parts
 from stepserve.core.request import Request
+from stepserve.core.segment import ReleasePoint
 
 
-class FasterElsewhere:
-    """A ``MigrationPolicy``."""
+class RecomputeStep:
+    """A ``MigrationPolicy``: the move costs no work beside what was due anyway."""
 
-    def __init__(self, cost: CostModel, full_tokens: Callable[[Request], int], gain: float) -> None:
+    at = ReleasePoint.CUT
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
         """``gain``: share by which the step must be faster."""
-        self._cost = cost
-        self._full_tokens = full_tokens
-        self._gain = gain
+
+        gain: float = 0.05
+
+        def __post_init__(self) -> None:
+            """Raises FieldError for a negative gain."""
+            check(self.gain >= 0.0, "gain", "must not be negative")
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self._cost = parts.cost
+        self._full_tokens = parts.program.full_tokens
+        self._gain = options.gain
 
     def target(
         self, request: Request, source: InstanceLoad, others: Iterator[InstanceLoad]

@@ -1,0 +1,43 @@
+"""What distinguishes one model family from another, as a value."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepserve.core.config import Choice, ControlConfig
+from stepserve.core.errors import FieldError
+from stepserve.core.protocols import StepProgram
+from stepserve.core.request import Family
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """A step program and the policies that go with it.
+
+    ``defaults``: the policy of each kind; ``predict_every_tokens``: see ``ControlConfig``.
+    ``without_effect``: what of ``ControlConfig`` changes nothing here, and why.
+    """
+
+    name: Family
+    program: Callable[[ControlConfig], StepProgram]
+    defaults: Mapping[str, Choice]
+    predict_every_tokens: int
+    without_effect: Mapping[str, str]
+
+    def resolved(self, control: ControlConfig) -> ControlConfig:
+        """The configuration with this family's defaults in place of what it leaves open.
+
+        Raises FieldError for what is configured without an effect.
+        """
+        for name, why in self.without_effect.items():
+            given = getattr(control, name)
+            if given not in (getattr(ControlConfig(), name), self.defaults.get(name)):
+                what = f"has no effect on {self.name} models: {why}"
+                raise FieldError(f"control.{name}", what)
+        every = control.predict_every_tokens or self.predict_every_tokens
+        chosen: dict[str, Any] = {"predict_every_tokens": every}
+        for kind, default in self.defaults.items():
+            given = getattr(control, kind)
+            chosen[kind] = default if given is None else given.over(default)
+        return dataclasses.replace(control, **chosen)
