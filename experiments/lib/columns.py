@@ -54,6 +54,12 @@ COLUMNS = {
     "exposed_transfer_mean_s": Column("exposed transfer, mean", "ms", 1e3),
 }
 
+
+def column(name: str) -> Column:
+    """How a column is shown; by its own name, if nothing is said of it."""
+    return COLUMNS.get(name) or Column(name, from_zero=False)
+
+
 NAMES = {
     "llada-8b": "LLaDA-8B",
     "dream-7b": "Dream-7B",

@@ -7,7 +7,8 @@ Keys of such a table:
 - ``title``; ``files``: whose rows (of this folder; default: this file's); ``where``: which rows.
 - ``series``: the column whose values are told apart by style; ``names``: what to call values.
 - ``rows``, ``columns``: a row or column of panels for each value of this column.
-- ``limits``, ``target`` (a dashed line): by column; ``log``: columns on a logarithmic axis.
+- ``labels`` of axes, ``limits``, ``target`` (a dashed line): by column; ``log``: columns on a
+  logarithmic axis.
 - ``published``: whether published values stand beside ours. They do so only where a run of ours
   has as many requests as the published one.
 - ``numbers``: whether dots say their value; ``note``: a sentence for the foot.
@@ -30,7 +31,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from . import panels, published
-from .columns import COLUMNS, NAMES
+from .columns import NAMES, column
 from .results import ROOT, Rows, read
 from .styles import Style, styles
 
@@ -62,6 +63,7 @@ class Plan:
     names: Mapping[str, str] = field(default_factory=dict)
     rows: str = ""
     columns: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     log: tuple[str, ...] = ()
     target: Mapping[str, float] = field(default_factory=dict)
@@ -73,6 +75,10 @@ class Plan:
         """What to call a value of a column."""
         text = f"{value:.3g}" if isinstance(value, float) else str(value)
         return self.names.get(text) or NAMES.get(text, text)
+
+    def label(self, name: str) -> str:
+        """Of the axis of a column."""
+        return self.labels.get(name) or column(name).label
 
 
 def plan(folder: str, file: str, name: str, table: Mapping[str, Any]) -> Plan:
@@ -118,7 +124,10 @@ def draw(plan: Plan, root: Path = ROOT) -> Figure | None:
     with matplotlib.rc_context(LOOK):
         if plan.kind in ("lines", "dots"):
             return _panels(plan, rows)
-        drawn: Figure = getattr(module(plan.folder), plan.kind)(plan, results)
+        own = getattr(module(plan.folder), plan.kind, None)
+        if own is None:
+            raise ValueError(f"{plan.folder}: figure.{plan.name}.kind {plan.kind!r} is none")
+        drawn: Figure = own(plan, results)
         return drawn
 
 
@@ -147,9 +156,9 @@ def _panels(plan: Plan, rows: Rows) -> Figure:
     frame = Frame(plan, size, styles_of(plan, rows))
     hollow = False
     for i, (row, row_metric) in enumerate(lines):
-        for j, (column, metric) in enumerate(columns):
+        for j, (across_value, metric) in enumerate(columns):
             axes = frame.figure.add_subplot(len(lines), len(columns), i * len(columns) + j + 1)
-            facets = {**row, **column}
+            facets = {**row, **across_value}
             axes.set_title(", ".join(plan.called(value) for value in facets.values()))
             own = rows.where(**facets)
             hollow |= _panel(axes, plan, own, metric or row_metric, frame.series, first=j == 0)
@@ -169,6 +178,8 @@ def _panel(
     if plan.kind == "lines":
         beside = published.beside if plan.published else lambda rows, metric: None
         hollow = panels.lines(axes, rows, plan.x[0], metric, plan.series, shown, beside)
+        axes.set_xlabel(plan.label(plan.x[0]))
+        axes.set_ylabel(plan.label(metric))
         if plan.x[0] in plan.limits:
             axes.set_xlim(*plan.limits[plan.x[0]])
     else:
@@ -176,8 +187,9 @@ def _panel(
         panels.dots(axes, rows, metric, category, plan.series, shown, numbers=plan.numbers)
         labels = [plan.called(value) for value in rows.distinct(category)]
         axes.set_yticklabels(labels if first or plan.columns else [])
-        if first and category in COLUMNS:
-            axes.set_ylabel(COLUMNS[category].label)
+        axes.set_xlabel(plan.label(metric))
+        if first and rows.all and isinstance(rows.all[0][category], float):
+            axes.set_ylabel(plan.label(category))
     _adjust(axes, plan, metric)
     return hollow
 
@@ -196,7 +208,7 @@ def _adjust(axes: Axes, plan: Plan, metric: str) -> None:
         (axes.set_ylim if upright else axes.set_xlim)(*plan.limits[metric])
     if metric in plan.target:
         draw_line = axes.axhline if upright else axes.axvline
-        at = COLUMNS[metric].factor * plan.target[metric]
+        at = column(metric).factor * plan.target[metric]
         draw_line(at, color=panels.DARK, linewidth=0.9, linestyle=(0, (4, 3)))
 
 
@@ -263,16 +275,16 @@ class Frame:
 
 def caption(plan: Plan, rows: Rows, hollow: bool, length: str = "") -> str:
     """What ran, how many requests for how long, with which seeds, and how it is drawn."""
-    names = [", ".join(NAMES.get(n, n) for n in rows.distinct(c)) for c in ("model", "workload")]
+    who = [", ".join(NAMES.get(n, n) for n in rows.distinct(c)) for c in ("model", "workload")]
+    who = list(dict.fromkeys(who))  # the bundled model has its own workload
     gpus = "/".join(f"{n:g}" for n in rows.numbers("gpus"))
     measured = "measured" in rows.distinct("accuracy_kind")
     seconds = [r["requests"] / r["rate_per_s"] for r in rows if r["requests"] and r["rate_per_s"]]
     length = length or f"arriving over {_range(seconds, '{:.0f}')} s"
     seeds = sorted(set(rows.distinct("seed")))
-    names = list(dict.fromkeys(names))  # the bundled model has its own workload
     kind = "Time simulated, accuracy measured" if measured else "Simulated"
     words = [
-        f"{kind}: {' on '.join(names)}, {gpus} GPUs; "
+        f"{kind}: {' on '.join(who)}, {gpus} GPUs; "
         f"n = {_range(rows.numbers('requests'), '{:,.0f}')} requests a run, "
         f"{length}; {'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
     ]

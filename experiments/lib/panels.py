@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from .columns import COLUMNS, Column
-from .results import Rows, Spread, same
+from .columns import Column, column
+from .results import Rows, Spread
 from .styles import Style
 
 JOINED = 2.0
@@ -38,7 +38,7 @@ def line(
     xs: list[float] = []
     bands: list[tuple[float, float, float]] = []
     for x in swept:
-        spread = next((s for at, s in found.items() if same(at, x)), None)
+        spread = found.get(x)
         band = (spread.mean, spread.low, spread.high) if spread else NOTHING
         xs += [x, x] if x in far else [x]
         bands += [band, NOTHING] if x in far else [band]
@@ -49,15 +49,10 @@ def line(
         linewidth=1.6, markeredgewidth=0.0,
     )  # fmt: skip
     axes.fill_between(xs, lows, highs, color=color, alpha=shade, linewidth=0)
-    alone = [i for i, mean in enumerate(means) if mean == mean and not _beside(means, i)]
+    around = [math.nan, *means, math.nan]
+    alone = [i for i in range(len(xs)) if math.isnan(around[i]) and math.isnan(around[i + 2])]
     at, low, high = ([values[i] for i in alone] for values in (xs, lows, highs))
-    axes.vlines(at, low, high, color=color, linewidth=1.0, alpha=0.6)
-
-
-def _beside(means: Sequence[float], i: int) -> bool:
-    """Whether a line joins the point to another."""
-    near = [means[j] for j in (i - 1, i + 1) if 0 <= j < len(means)]
-    return any(mean == mean for mean in near)
+    axes.vlines(at, low, high, color=color, linewidth=1.0, alpha=0.6)  # no band to see
 
 
 def lines(
@@ -65,26 +60,24 @@ def lines(
     published: Published,
 ) -> bool:  # fmt: skip
     """A column over a setting, a line per series; whether a published value stands beside."""
-    factor, swept, beside_ours = COLUMNS[metric].factor, rows.numbers(x), False
+    shown, swept, beside_ours = column(metric), rows.numbers(x), False
     for value, style in styles.items():
         own = rows.where(**{series: value})
         at = {point: own.where(**{x: point}) for point in swept}
         found = {point: s for point, some in at.items() if (s := some.spread(metric))}
         if not found:
             continue
-        line(axes, swept, found, style, factor, min(0.15, 0.5 / len(styles)))
+        line(axes, swept, found, style, shown.factor, min(0.15, 0.5 / len(styles)))
         beside = {point: published(at[point], metric) for point in found}
-        known = [(point, factor * v) for point, v in beside.items() if v is not None]
+        known = [(point, shown.factor * v) for point, v in beside.items() if v is not None]
         if known:
             xs, ys = zip(*known, strict=True)
             axes.add_line(hollow(xs, ys, style.color, style.marker))
             beside_ours = True
-    axes.set_xlabel(COLUMNS[x].label)
-    axes.set_ylabel(COLUMNS[metric].label)
     margin = 0.05 * (swept[-1] - swept[0]) or 1.0
     axes.set_xlim(swept[0] - margin, swept[-1] + margin)
     grid(axes)
-    scale(axes, COLUMNS[metric], "y")
+    scale(axes, shown, "y")
     return beside_ours
 
 
@@ -93,32 +86,29 @@ def dots(
     *, numbers: bool,
 ) -> None:  # fmt: skip
     """Categories from top to bottom, a mean with its range per series."""
-    column, categories = COLUMNS[metric], rows.distinct(category)
+    shown, categories = column(metric), rows.distinct(category)
     for at, name in enumerate(categories):
         own = rows.where(**{category: name})
-        present = [value for value in styles if own.where(**{series: value}).spread(metric)]
-        for i, value in enumerate(present):
-            spread = own.where(**{series: value}).spread(metric)
-            assert spread is not None
+        spreads = {v: own.where(**{series: v}).spread(metric) for v in styles}
+        present = [(styles[v], spread) for v, spread in spreads.items() if spread]
+        for i, ((color, _, marker), spread) in enumerate(present):
             y = at + (i - (len(present) - 1) / 2) * 0.8 / max(len(present), 2)
-            mean, low, high = (column.factor * v for v in (spread.mean, spread.low, spread.high))
-            color, _, marker = styles[value]
+            mean, low, high = (shown.factor * v for v in (spread.mean, spread.low, spread.high))
             axes.errorbar(
                 mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color,
                 capsize=2.5, markersize=5.5, linewidth=1.2, markeredgewidth=0.0,
             )  # fmt: skip
             if numbers:
                 axes.annotate(
-                    column.form.format(mean), (high, y), (7, 0), textcoords="offset points",
+                    shown.form.format(mean), (high, y), (7, 0), textcoords="offset points",
                     va="center", fontsize=7.5,
                 )  # fmt: skip
-    axes.set_xlabel(column.label)
     axes.set_ylim(len(categories) - 0.4, -0.6)
     axes.set_yticks(range(len(categories)))
     grid(axes, "x")
     for edge in range(1, len(categories)):
         axes.axhline(edge - 0.5, color="#eeeeee", linewidth=0.6)
-    scale(axes, column, "x")
+    scale(axes, shown, "x")
     if numbers:
         low, high = axes.get_xlim()
         axes.set_xlim(low, high + 0.12 * (high - low))
@@ -131,15 +121,15 @@ def grid(axes: Axes, along: str = "both") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def scale(axes: Axes, column: Column, along: str) -> None:
+def scale(axes: Axes, shown: Column, along: str) -> None:
     """The limits of an axis with this column, as the column says."""
     low, high = axes.get_ylim() if along == "y" else axes.get_xlim()
-    if column.limits:
-        low, high = column.limits
-    elif column.span:
-        middle, half = (low + high) / 2, max(column.span * 1.05, high - low) / 2
+    if shown.limits:
+        low, high = shown.limits
+    elif shown.span:
+        middle, half = (low + high) / 2, max(shown.span * 1.05, high - low) / 2
         low, high = middle - half, middle + half
-    elif column.from_zero:
+    elif shown.from_zero:
         low = 0.0
     (axes.set_ylim if along == "y" else axes.set_xlim)(low, high)
 

@@ -143,3 +143,21 @@ def test_pictures_are_the_same_bytes_and_small(row, save, tmp_path):
 
 def test_a_spread_of_one_seed_is_its_value():
     assert Spread((2.0,)).low == Spread((2.0,)).high == 2.0
+
+
+def test_labels_limits_and_columns_of_ones_own_are_as_the_table_says(row, save, tmp_path):
+    save("a/a", [row("infaas", rate, 0.5, batches=10 * rate) for rate in (1.0, 2.0, 3.0)])
+    more = {
+        "y": "batches",
+        "labels": {"batches": "batches of all"},
+        "limits": {"batches": [0, 50], "rate_per_gpu_per_s": [4, 0]},
+    }
+    (axes,) = draw(plan("a", "a", "a", {**LINES, **more}), tmp_path).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("load (requests/s per GPU)", "batches of all")
+    assert (axes.get_xlim(), axes.get_ylim()) == ((4, 0), (0, 50))
+
+
+def test_an_unknown_kind_of_figure_is_named(row, save, tmp_path):
+    save("a/a", [row("infaas", 1.0, 0.5)])
+    with pytest.raises(ValueError, match="kind 'pie'"):
+        draw(plan("a", "a", "a", {**LINES, "kind": "pie"}), tmp_path)
