@@ -353,6 +353,16 @@ class RequestReport:
     missed: tuple[str, ...] = ()
     degraded: bool = False
 
+    @property
+    def slo_status(self) -> str:
+        """``none`` without targets, ``missed``, ``degraded`` (met below the preferred threshold)
+        or ``met``.
+        """
+        if self.slo_met is None:
+            return "none"
+        met = "degraded" if self.degraded else "met"
+        return met if self.slo_met else "missed"
+
 
 @dataclass(frozen=True, slots=True)
 class TokensEmitted:

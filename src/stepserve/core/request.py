@@ -85,6 +85,20 @@ class SLO:
         """Whether the preferred threshold is kept: there is no deadline, or it may be missed."""
         return self.e2e_s is None or self.on_miss is OnMiss.BEST_EFFORT
 
+    @property
+    def targets_s(self) -> dict[str, float]:
+        """The targets that are set, by name."""
+        every = {"e2e": self.e2e_s, "ttft": self.ttft_s, "tpot": self.tpot_s, "tbt": self.tbt_s}
+        return {name: target_s for name, target_s in every.items() if target_s is not None}
+
+    def missed(self, **measured_s: float | None) -> tuple[str, ...]:
+        """The targets that are not kept, by what was measured; ``None`` or absent keeps any."""
+        return tuple(
+            name
+            for name, target_s in self.targets_s.items()
+            if (value_s := measured_s.get(name)) is not None and value_s > target_s
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ThresholdBounds:

@@ -64,8 +64,9 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """``missed``, ``degraded`` (met below the preferred threshold), ``met`` or ``none``."""
-        return max(map(_status, self.reports), key=_STATUS_ORDER.index, default="none")
+        """How the targets were kept: the worst ``RequestReport.slo_status``."""
+        found = [report.slo_status for report in self.reports]
+        return max(found, key=_STATUS_ORDER.index, default="none")
 
     @property
     def threshold_mean(self) -> float | None:
@@ -142,14 +143,6 @@ def slo_status(choices: Sequence[Choice]) -> str:
 
 def _cache(answer: Answer) -> str:
     return answer.request.diffusion.cache_mode.value
-
-
-def _status(report: RequestReport) -> str:
-    if report.slo_met is None:
-        return "none"
-    if not report.slo_met:
-        return "missed"
-    return "degraded" if report.degraded else "met"
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -12,7 +12,7 @@ from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import Frontend
 from stepserve.gateway.contract import ModelCard, Observer
-from stepserve.gateway.errors import APIError, install_error_handlers
+from stepserve.gateway.errors import APIError, check_model, install_error_handlers
 from stepserve.gateway.middleware import BodyLimit, RequestIds
 from stepserve.gateway.schemas import DetokenizeRequest, TokenizeRequest
 from stepserve.gateway.serving import GenerationService
@@ -104,12 +104,12 @@ class _Facts:
     async def model(self, model_id: str) -> dict[str, Any]:
         """One model by name."""
         self._check_ready()
-        self._check_model(model_id)
+        check_model(model_id, self._card.id)
         return self._model()
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """Token ids of a prompt or a chat as generation would see it."""
-        self._check_model(body.model)
+        check_model(body.model, self._card.id)
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
         if body.messages is not None:
@@ -123,17 +123,12 @@ class _Facts:
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
         """Text of token ids."""
-        self._check_model(body.model)
+        check_model(body.model, self._card.id)
         return {"prompt": self._tokenizer.decode(body.tokens)}
 
     def _check_ready(self) -> None:
         if not self._frontend.ready():
             raise APIError(503, "the model is not ready", headers={"Retry-After": "1"})
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._card.id:
-            message = f"model {name!r} is not served here; {self._card.id!r} is"
-            raise APIError(404, message, param="model", code="model_not_found")
 
     def _model(self) -> dict[str, Any]:
         card = self._card

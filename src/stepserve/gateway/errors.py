@@ -79,6 +79,13 @@ def rejected(retry_after_s: float, why: str) -> APIError:
     return APIError(429, f"request refused: {why}", headers=headers)
 
 
+def check_model(name: str | None, served: str) -> None:
+    """Raises APIError (404) unless a request names the served model, or none."""
+    if name is not None and name != served:
+        message = f"model {name!r} is not served here; {served!r} is"
+        raise APIError(404, message, param="model", code="model_not_found")
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Make the app answer every failure in the one shape."""
 

@@ -1,8 +1,9 @@
 """The JSON objects of replies: one class per endpoint, whole answers and stream chunks alike."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from stepserve.core.payload import SettledToken
 from stepserve.core.request import FinishReason
@@ -13,69 +14,77 @@ from stepserve.gateway.tokenizer import TextTokenizer
 Json = dict[str, Any]
 
 
-class Shape(Protocol):
-    """What differs between the two generation endpoints."""
+class Shape(ABC):
+    """What differs between the two generation endpoints.
 
-    whole: str
-    chunk: str
+    A choice of a reply has an index, text in some form, log probabilities, and how it ended.
+    """
 
+    whole: ClassVar[str]
+    chunk: ClassVar[str]
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @abstractmethod
     def opening(self, choice: Choice) -> Json | None:
         """The chunk choice that comes before any text, if one does."""
-        ...
+
+    @abstractmethod
+    def complete(self, choice: Choice) -> Json:
+        """The choice of a whole answer."""
+
+    @abstractmethod
+    def _text(self, text: str | None) -> Json:
+        """A piece of text; ``None`` where the finish reason comes alone."""
+
+    @abstractmethod
+    def _scores(self, choice: Choice, tokens: Sequence[SettledToken]) -> Json:
+        """The log probabilities of some tokens, at least one."""
 
     def piece(self, choice: Choice, text: str, tokens: Sequence[SettledToken]) -> Json:
-        """A chunk choice with text."""
-        ...
+        """A chunk choice with text and the log probabilities of the tokens it was made of."""
+        return self._choice(choice, self._text(text), tokens)
 
     def closing(self, choice: Choice) -> Json:
         """The chunk choice that carries the finish reason, without text."""
-        ...
+        return self._choice(choice, self._text(None), (), ended=True)
 
-    def complete(self, choice: Choice) -> Json:
-        """The choice of a whole answer."""
-        ...
+    def _choice(
+        self, choice: Choice, text: Json, tokens: Sequence[SettledToken], ended: bool = False
+    ) -> Json:
+        scored = choice.sample.payload.sampling.logprobs is not None and tokens
+        return {
+            "index": choice.sample.index,
+            **text,
+            "logprobs": self._scores(choice, tokens) if scored else None,
+            **_finish(choice, ended),
+        }
 
 
-class CompletionShape:
+class CompletionShape(Shape):
     """``/v1/completions``. With ``echo``, the prompt's text comes before the answer."""
 
     whole = chunk = "text_completion"
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._offsets: dict[int, int] = {}
 
     def opening(self, choice: Choice) -> Json | None:
         """The echoed prompt."""
-        return self._choice(choice, choice.sample.echo, ()) if choice.sample.echo else None
-
-    def piece(self, choice: Choice, text: str, tokens: Sequence[SettledToken]) -> Json:
-        """Text and the log probabilities of the tokens it was made of."""
-        return self._choice(choice, text, tokens)
-
-    def closing(self, choice: Choice) -> Json:
-        """Empty text with the finish reason."""
-        return self._choice(choice, "", (), ended=True)
+        echo = choice.sample.echo
+        return self._choice(choice, self._text(echo), ()) if echo else None
 
     def complete(self, choice: Choice) -> Json:
         """All text with the finish reason."""
-        return self._choice(
-            choice, choice.sample.echo + choice.text.text, choice.text.tokens, ended=True
-        )
+        text = self._text(choice.sample.echo + choice.text.text)
+        return self._choice(choice, text, choice.text.tokens, ended=True)
 
-    def _choice(
-        self, choice: Choice, text: str, tokens: Sequence[SettledToken], ended: bool = False
-    ) -> Json:
-        return {
-            "index": choice.sample.index,
-            "text": text,
-            "logprobs": self._logprobs(choice, tokens),
-            **_finish(choice, ended),
-        }
+    def _text(self, text: str | None) -> Json:
+        return {"text": text or ""}
 
-    def _logprobs(self, choice: Choice, tokens: Sequence[SettledToken]) -> Json | None:
-        if choice.sample.payload.sampling.logprobs is None or not tokens:
-            return None
+    def _scores(self, choice: Choice, tokens: Sequence[SettledToken]) -> Json:
         names = [self._tokenizer.token_name(token.token_id) for token in tokens]
         offset = self._offsets.get(choice.sample.index, -choice.text.left_out)
         offsets = []
@@ -94,48 +103,24 @@ class CompletionShape:
         }
 
 
-class ChatShape:
+class ChatShape(Shape):
     """``/v1/chat/completions``."""
 
     whole, chunk = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
-
     def opening(self, choice: Choice) -> Json | None:
         """The role."""
-        return self._delta(choice, {"role": "assistant", "content": ""}, ())
-
-    def piece(self, choice: Choice, text: str, tokens: Sequence[SettledToken]) -> Json:
-        """Text and the log probabilities of the tokens it was made of."""
-        return self._delta(choice, {"content": text}, tokens)
-
-    def closing(self, choice: Choice) -> Json:
-        """An empty delta with the finish reason."""
-        return self._delta(choice, {}, (), ended=True)
+        return self._choice(choice, {"delta": {"role": "assistant", "content": ""}}, ())
 
     def complete(self, choice: Choice) -> Json:
         """The assistant's message with the finish reason."""
-        return {
-            "index": choice.sample.index,
-            "message": {"role": "assistant", "content": choice.text.text},
-            "logprobs": self._logprobs(choice, choice.text.tokens),
-            **_finish(choice, ended=True),
-        }
+        message = {"role": "assistant", "content": choice.text.text}
+        return self._choice(choice, {"message": message}, choice.text.tokens, ended=True)
 
-    def _delta(
-        self, choice: Choice, delta: Json, tokens: Sequence[SettledToken], ended: bool = False
-    ) -> Json:
-        return {
-            "index": choice.sample.index,
-            "delta": delta,
-            "logprobs": self._logprobs(choice, tokens),
-            **_finish(choice, ended),
-        }
+    def _text(self, text: str | None) -> Json:
+        return {"delta": {} if text is None else {"content": text}}
 
-    def _logprobs(self, choice: Choice, tokens: Sequence[SettledToken]) -> Json | None:
-        if choice.sample.payload.sampling.logprobs is None or not tokens:
-            return None
+    def _scores(self, choice: Choice, tokens: Sequence[SettledToken]) -> Json:
         content = [
             self._token(token.token_id, token.logprob)
             | {"top_logprobs": [self._token(i, value) for i, value in token.top]}

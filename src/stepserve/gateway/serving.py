@@ -16,7 +16,7 @@ from stepserve.core.protocols import Frontend
 from stepserve.core.request import SLO
 from stepserve.gateway import accounting
 from stepserve.gateway.contract import ModelCard, Observer
-from stepserve.gateway.errors import APIError
+from stepserve.gateway.errors import APIError, check_model
 from stepserve.gateway.fields import check_extra_fields, ignored_fields_header
 from stepserve.gateway.generation import Generation, News
 from stepserve.gateway.replies import ChatShape, CompletionShape, Json, Reply, Shape
@@ -92,7 +92,7 @@ class GenerationService:
                 "no instance is ready, or the server is about to end",
                 headers={"Retry-After": "1"},
             )
-        self._translator.check_model(body.model)
+        check_model(body.model, self._translator.card.id)
         ignored = check_extra_fields(body, self._config.strict_fields)
         slo = self._slo.read(body.slo, body.service_tier, http.headers, unix_s * 1e3)
         options = body.stream_options or StreamOptions()

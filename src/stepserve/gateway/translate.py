@@ -15,7 +15,6 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.gateway.contract import FAMILY_FIELDS, ModelCard
-from stepserve.gateway.errors import APIError
 from stepserve.gateway.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -101,12 +100,6 @@ class Translator:
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
         prompt = Prompt(self.tokenizer.chat_ids(messages), "messages")
         return self._samples(body, [prompt], slo, logprobs, reply_id, arrival_s)
-
-    def check_model(self, name: str | None) -> None:
-        """Raises APIError (404) unless the name is absent or the served model's."""
-        if name is not None and name != self.card.id:
-            message = f"model {name!r} is not served here; {self.card.id!r} is"
-            raise APIError(404, message, param="model", code="model_not_found")
 
     def _samples(
         self,

@@ -105,7 +105,6 @@ class LiveRecord:
             ok=reason is not FinishReason.ERROR,
         )
         slo = request.slo
-        has_target = any(t is not None for t in (slo.e2e_s, slo.ttft_s, slo.tpot_s, slo.tbt_s))
         first_step_s = now_s if self.first_step_s is None else self.first_step_s
         lowest = self.threshold_min
         return RequestReport(
@@ -123,7 +122,7 @@ class LiveRecord:
             tpot_s=tpot_s(trace),
             e2e_s=now_s - request.arrival_s,
             slack_s=slack_s,
-            slo_met=meets(slo, trace) if has_target else None,
+            slo_met=meets(slo, trace) if slo.targets_s else None,
             missed=missed(slo, trace),
             degraded=lowest is not None and lowest < options.thresholds.preferred,
         )

@@ -1,6 +1,15 @@
-"""Service levels over many answers: attainment, goodput, capacity."""
+"""Service levels over many answers: attainment, goodput, capacity; and of single tokens.
 
-from collections.abc import Mapping, Sequence
+Of tokens (DynaServe 3.10.5), an answer is the times at which its tokens came, in seconds on one
+clock, in order. TBT of the k-th token, k >= 2, is t_k - t_(k-1), whichever instance made either
+token: the gap of a hand-over is one of them. All gaps of all answers are pooled, so long answers
+weigh more.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stepserve.core.request import SLO
 from stepserve.metrics.latency import (
@@ -14,6 +23,7 @@ from stepserve.metrics.latency import (
 )
 
 Served = tuple[SLO, AnswerTrace]
+Floats = NDArray[np.float64]
 
 
 def meets(slo: SLO, trace: AnswerTrace) -> bool:
@@ -28,16 +38,11 @@ def meets(slo: SLO, trace: AnswerTrace) -> bool:
 def missed(slo: SLO, trace: AnswerTrace) -> tuple[str, ...]:
     """The targets that are not kept: ``e2e``, ``ttft``, ``tpot``, ``tbt``."""
     gaps_s = tbt_s(trace) if slo.tbt_s is not None else ()
-    rows = (
-        ("e2e", e2e_s(trace), slo.e2e_s),
-        ("ttft", ttft_s(trace), slo.ttft_s),
-        ("tpot", tpot_s(trace), slo.tpot_s),
-        ("tbt", percentile(gaps_s, 99.0) if gaps_s else None, slo.tbt_s),
-    )
-    return tuple(
-        name
-        for name, value, target in rows
-        if target is not None and value is not None and value > target
+    return slo.missed(
+        e2e=e2e_s(trace),
+        ttft=ttft_s(trace),
+        tpot=tpot_s(trace),
+        tbt=percentile(gaps_s, 99.0) if gaps_s else None,
     )
 
 
@@ -72,3 +77,25 @@ def serving_capacity(attainment_at: Mapping[float, float], target: float) -> flo
             break
         capacity = rate
     return capacity
+
+
+def pooled_tbt_s(answers: Iterable[Sequence[float]]) -> Floats:
+    """Every gap between two tokens of an answer, of all answers."""
+    gaps = [np.diff(np.asarray(times_s, dtype=float)) for times_s in answers if len(times_s) > 1]
+    return np.concatenate(gaps) if gaps else np.empty(0)
+
+
+def tbt_attainment(tbt_s: Floats, limit_s: float) -> float | None:
+    """#(TBT <= limit) / #TBT; ``None`` without any."""
+    return float(np.mean(tbt_s <= limit_s)) if len(tbt_s) else None
+
+
+def token_goodput_per_s(
+    tbt_s: Floats, limit_s: float, duration_s: float, first_tokens: int = 0
+) -> float:
+    """(#(TBT <= limit) + first tokens) / duration.
+
+    A first token has no gap before it. ``first_tokens``: those to be counted, which are those
+    within a TTFT target, all of them, or none; published numbers do not say.
+    """
+    return (int(np.count_nonzero(tbt_s <= limit_s)) + first_tokens) / duration_s

@@ -34,8 +34,7 @@ def latency_s(record: RequestRecord) -> float:
 
 def met(record: RequestRecord) -> bool:
     """Whether the whole answer came by the deadline; without one, whether it came."""
-    limit_s = record.request.slo.e2e_s
-    return finished(record) and (limit_s is None or latency_s(record) <= limit_s)
+    return finished(record) and not record.request.slo.missed(e2e=latency_s(record))
 
 
 def attainment(records: Sequence[RequestRecord]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepserve.cost.batch_table import BatchTable
 from stepserve.metrics.latency import percentile
-from stepserve.metrics.token_slo import pooled_tbt_s, tbt_attainment, token_goodput_per_s
+from stepserve.metrics.slo import pooled_tbt_s, tbt_attainment, token_goodput_per_s
 
 from .ar_record import ArRecord
 from .results import Row, finished

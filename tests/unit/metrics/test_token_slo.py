@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepserve.metrics.latency import percentile
-from stepserve.metrics.token_slo import pooled_tbt_s, tbt_attainment, token_goodput_per_s
+from stepserve.metrics.slo import pooled_tbt_s, tbt_attainment, token_goodput_per_s
 
 # Two answers; the gap of 0.3 s is that of a hand-over. Binary fractions: exact differences.
 FIRST = [1.0, 1.0625, 1.125, 1.4375, 1.5]
