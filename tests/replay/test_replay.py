@@ -9,7 +9,7 @@ import pytest
 
 from stepserve.cli.main import main
 from stepserve.core.actions import RunBatch
-from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.config import Choice, ControlConfig, ServeConfig
 from stepserve.core.events import (
     ChunkLanded,
     Event,
@@ -163,3 +163,44 @@ def test_the_step_log_has_a_row_for_every_step_that_counted(logs):
     assert rows.truncated == 0
     assert len(set(rows.request.tolist())) == 14
     assert set(rows.block_tokens.tolist()) == {8}
+
+
+async def run_outside(config):
+    """Twelve requests with deadlines, each alone in what it asks for."""
+    async with running_cluster(config) as cluster:
+        jobs = []
+        for index in range(12):
+            request, payload = make_live_request(
+                cluster.frontend, str(index), slo=SLO(e2e_s=30.0), output=41, floor=0.5
+            )
+            jobs.append(collect(cluster.frontend, request, payload))
+        await asyncio.gather(*jobs)
+
+
+def test_policies_of_others_serve_and_replay_from_the_header(tmp_path, capsys):
+    low = Choice("support.outside:LowEarly", {"floor_tokens": 16})
+    config = ServeConfig(
+        instances=2,
+        threads_per_instance=1,
+        kv_pages=200,
+        events=str(tmp_path / "events.jsonl"),
+        control=ControlConfig(
+            threshold=low, placement=Choice("support.outside:MostLoaded"), migration=Choice("none")
+        ),
+    )
+    asyncio.run(run_outside(config))
+    setup, entries = read_events(Path(config.events))
+    assert setup.control.threshold == low
+    batches = [(e.instance, a.batch) for e in entries for a in e.actions if isinstance(a, RunBatch)]
+    assert len({instance for instance, _ in batches}) == 1, "the fullest, that is always the same"
+    assert {step.threshold for _, batch in batches for step in batch.steps} == {0.5, 0.9}
+    assert main(["replay", config.events]) == 0
+    assert "every action came out again" in capsys.readouterr().out
+    text = Path(config.events).read_text()
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text(text.replace('["floor_tokens",16]', '["floor_tokens",0]', 1))
+    assert changed.read_text() != text
+    assert main(["replay", str(changed)]) == 1, "the options count"
+    changed.write_text(text.replace("LowEarly", "Nobody", 1))
+    assert main(["replay", str(changed)]) == 1
+    assert "support.outside:Nobody cannot be loaded" in capsys.readouterr().err

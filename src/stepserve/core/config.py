@@ -243,9 +243,7 @@ def _convert(value: Any, hint: Any, present: Any, path: str) -> Any:
         (hint,) = (arg for arg in args if arg is not type(None))
         args = typing.get_args(hint)
     if hint is Choice:
-        if isinstance(value, str):
-            return Choice(value)
-        options = dict(_expect(value, Mapping, path))
+        options = {"use": value} if isinstance(value, str) else dict(_expect(value, Mapping, path))
         return Choice(_expect(options.pop("use", ""), str, f"{path}.use"), options).over(present)
     if dataclasses.is_dataclass(hint):
         table = _expect(value, Mapping, path)

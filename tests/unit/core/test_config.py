@@ -1,6 +1,13 @@
 import pytest
 
-from stepserve.core.config import ControlConfig, ServeConfig, SLOClass, from_table
+from stepserve.core.config import (
+    Choice,
+    ControlConfig,
+    ServeConfig,
+    SLOClass,
+    as_table,
+    from_table,
+)
 from stepserve.core.errors import FieldError
 from stepserve.core.request import ThresholdBounds
 
@@ -55,3 +62,35 @@ def test_a_bad_table_names_the_key(table, field):
 def test_threshold_bounds_are_checked(preferred, floor):
     with pytest.raises(FieldError):
         ThresholdBounds(preferred, floor)
+
+
+@pytest.mark.parametrize(
+    ("table", "choice"),
+    [
+        ("fixed", Choice("fixed")),
+        ({"use": "fixed"}, Choice("fixed")),
+        ({"use": "early_fit", "margin": 0.8}, Choice("early_fit", {"margin": 0.8})),
+        ({"margin": 0.8}, Choice("", {"margin": 0.8})),
+        ("my.module:Mine", Choice("my.module:Mine")),
+    ],
+)
+def test_a_part_is_chosen_by_a_name_or_a_table(table, choice):
+    config = from_table(ControlConfig, {"threshold": table})
+    assert config.threshold == choice
+    assert from_table(ControlConfig, as_table(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("table", "choice"),
+    [
+        ({"margin": 0.5}, Choice("early_fit", {"early_margin": 0.6, "margin": 0.5})),
+        ("early_fit", Choice("early_fit", {"early_margin": 0.6})),
+        ({"use": "deadline_fit", "margin": 0.5}, Choice("deadline_fit", {"margin": 0.5})),
+        ("fixed", Choice("fixed")),
+    ],
+)
+def test_a_table_laid_over_another_keeps_the_options_of_the_same_part(table, choice):
+    base = ControlConfig(threshold=Choice("early_fit", {"early_margin": 0.6}), margin=0.7)
+    config = from_table(ControlConfig, {"threshold": table}, base=base)
+    assert config.threshold == choice
+    assert config.margin == 0.7
