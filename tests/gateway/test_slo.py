@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.scripted import Gateway, byte_ids, card
-from stepserve.core.config import Choice, ControlConfig, ServeConfig, SLOClass
+from stepserve.core.config import ServeConfig, SLOClass
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope, ThresholdBounds
 
 HELLO = [byte_ids("hel"), byte_ids("lo")]
@@ -39,11 +39,8 @@ async def test_body_targets_in_seconds():
     ("slo", "weight"), [({}, 3.0), ({"weight": 0.5}, 0.5), ({"weight": 9}, 3.0), (None, 1.0)]
 )
 async def test_a_class_gives_its_weight_and_is_the_most_that_can_be_asked_for(slo, weight):
-    config = ServeConfig(
-        slo_classes={"standard": SLOClass(), "gold": SLOClass(weight=3.0)},
-        control=ControlConfig(load_control=Choice("marginal_caps")),
-    )
-    gateway = Gateway(HELLO, config=config)
+    config = ServeConfig(slo_classes={"standard": SLOClass(), "gold": SLOClass(weight=3.0)})
+    gateway = Gateway(HELLO, model=card(weighs=True), config=config)
     body = {} if slo is None else {"slo": {"class": "gold", **slo}}
     async with gateway.http() as client:
         await client.post("/v1/completions", json={"prompt": "ab", **body})

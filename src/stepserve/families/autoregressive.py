@@ -31,4 +31,5 @@ AUTOREGRESSIVE = ModelFamily(
         "migration": "a request moves where its placement says",
         "refresh": "every step is exact",
     },
+    request_fields=frozenset(),
 )

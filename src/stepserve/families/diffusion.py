@@ -3,6 +3,7 @@
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.config import Choice
 from stepserve.core.request import Family
+from stepserve.gateway.contract import DIFFUSION_FIELDS
 
 from .family import ModelFamily
 
@@ -25,4 +26,5 @@ DIFFUSION = ModelFamily(
         "chunk_tokens": "there is no chunked prefill",
         "push_pages": "keys and values are not moved",
     },
+    request_fields=DIFFUSION_FIELDS,
 )

@@ -10,6 +10,8 @@ from stepserve.core.errors import FieldError
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import Family
 
+from .registry import load
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
@@ -17,6 +19,7 @@ class ModelFamily:
 
     ``defaults``: the policy of each kind; ``predict_every_tokens``: see ``ControlConfig``.
     ``without_effect``: what of ``ControlConfig`` changes nothing here, and why.
+    ``request_fields``: what its requests may say that those of others may not.
     """
 
     name: Family
@@ -24,6 +27,7 @@ class ModelFamily:
     defaults: Mapping[str, Choice]
     predict_every_tokens: int
     without_effect: Mapping[str, str]
+    request_fields: frozenset[str]
 
     def resolved(self, control: ControlConfig) -> ControlConfig:
         """The configuration with this family's defaults in place of what it leaves open.
@@ -41,3 +45,8 @@ class ModelFamily:
             given = getattr(control, kind)
             chosen[kind] = default if given is None else given.over(default)
         return dataclasses.replace(control, **chosen)
+
+    def weighs(self, control: ControlConfig) -> bool:
+        """Whether a policy makes use of ``slo.weight``: its class says so with ``weighs``."""
+        choice = self.resolved(control).load_control
+        return choice is not None and getattr(load("load_control", choice.use), "weighs", False)

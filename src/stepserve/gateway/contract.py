@@ -34,7 +34,8 @@ class ModelCard:
     ``context_tokens`` bounds prompt plus output canvas. ``own_fields`` are those of
     ``FAMILY_FIELDS`` that its requests may have; its replies have the objects among them, too.
     ``mask_token_id`` may not occur in a prompt: the engine would take it for a position to fill.
-    ``default_cache`` is the only one of a block-causal model (``CacheMode.BLOCK``).
+    ``default_cache`` is the only one of a block-causal model (``CacheMode.BLOCK``). ``weighs``:
+    whether a policy of this server makes use of ``slo.weight``.
     """
 
     id: str
@@ -51,6 +52,7 @@ class ModelCard:
     default_cache: CacheMode = CacheMode.NONE
     default_refresh_scope: RefreshScope = RefreshScope.FULL
     default_thresholds: ThresholdBounds = field(default_factory=ThresholdBounds)
+    weighs: bool = False
 
     @property
     def denoises(self) -> bool:

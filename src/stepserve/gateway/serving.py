@@ -51,7 +51,7 @@ class GenerationService:
         self._frontend = frontend
         self._tokenizer = tokenizer
         self._translator = Translator(model, tokenizer)
-        self._slo = SLOReader(config, observer.header_ignored)
+        self._slo = SLOReader(config, model.weighs, observer.header_ignored)
         self._objects = accounting.objects(model.own_fields)
         self._config = config
         self._observer = observer

@@ -35,8 +35,10 @@ class SLOReader:
     ``ignored`` is told the name of each header that could not be used.
     """
 
-    def __init__(self, config: ServeConfig, ignored: Callable[[str], None]) -> None:
+    def __init__(self, config: ServeConfig, weighs: bool, ignored: Callable[[str], None]) -> None:
+        """``weighs``: see ``ModelCard``; ``ignored`` is told of headers."""
         self._config = config
+        self._weighs = weighs
         self._ignored = ignored
 
     def read(
@@ -52,9 +54,7 @@ class SLOReader:
         Raises FieldError for an unknown class and for aliases that contradict.
         """
         fields = fields or SLOFields()
-        load_control = self._config.control.load_control
-        weighs = load_control is not None and load_control.use == "marginal_caps"
-        if fields.weight not in (None, 1.0) and not weighs:
+        if fields.weight not in (None, 1.0) and not self._weighs:
             raise FieldError("slo.weight", "no policy of this server weighs requests; only 1")
         for name in _WITHOUT_EFFECT:
             if name in headers:

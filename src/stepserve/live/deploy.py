@@ -21,13 +21,13 @@ from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import Planner, Slot
 from stepserve.core.protocols import StepPredictor
-from stepserve.core.request import CacheMode, Family, RefreshScope
+from stepserve.core.request import CacheMode, RefreshScope
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.step_log import StepLog
 from stepserve.engine.loader import LoadedModel
 from stepserve.families.assemble import FAMILIES, make_planner
 from stepserve.gateway.app import create_app
-from stepserve.gateway.contract import DIFFUSION_FIELDS, ModelCard
+from stepserve.gateway.contract import ModelCard
 from stepserve.gateway.operator import add_operator
 from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.metrics.control import ControlReading
@@ -186,12 +186,13 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=frozenset(loaded.config.eos_token_ids),
         default_max_tokens=loaded.default_max_tokens,
-        own_fields=DIFFUSION_FIELDS if loaded.family is Family.DIFFUSION else frozenset(),
+        own_fields=FAMILIES[loaded.family].request_fields,
         block_lengths=loaded.block_lengths,
         default_block_length=loaded.default_block_length,
         mask_token_id=loaded.config.mask_token_id,
         default_cache=_default_cache(config, loaded),
         default_refresh_scope=RefreshScope(config.refresh_scope),
+        weighs=FAMILIES[loaded.family].weighs(config.control),
     )
     frontend = cluster.frontend
     load_gauges = LoadGauges(

@@ -56,3 +56,9 @@ def test_a_table_without_use_changes_the_default():
     assert control.threshold == Choice("deadline_fit", {"margin": 0.5})
     control = AUTOREGRESSIVE.resolved(make_control(placement={"gain": 0.1}))
     assert control.placement == Choice("tandem_split", {"gain": 0.1})
+
+
+def test_a_policy_that_weighs_requests_says_so():
+    assert DIFFUSION.weighs(make_control(load_control="marginal_caps"))
+    assert not DIFFUSION.weighs(ControlConfig())
+    assert not AUTOREGRESSIVE.weighs(ControlConfig())

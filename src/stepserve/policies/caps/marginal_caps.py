@@ -29,6 +29,8 @@ from .horizons import horizons
 class MarginalCaps:
     """Load control that knows what each request's quality is worth."""
 
+    weighs = True  # slo.weight
+
     @dataclass(frozen=True, slots=True)
     class Options:
         """``margin``: the share of a deadline that is planned against; else ``control.margin``.
