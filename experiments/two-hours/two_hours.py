@@ -6,7 +6,7 @@ from lib import panels
 from lib.columns import COLUMNS, Column
 from lib.figures import Frame, Plan
 from lib.published import content
-from lib.results import Results, Rows
+from lib.results import Results, Rows, Spread
 from lib.styles import Style, styles
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -61,18 +61,15 @@ def arrivals(axes: Axes, lines: Rows, bucket_s: float) -> None:
 
 def over_time(axes: Axes, lines: Rows, column: str, bucket_s: float, style: Style) -> None:
     """The mean over seeds in the middle of each bucket, and their range."""
-    factor = COLUMNS.get(column, ACTIVE).factor
     found: dict[float, list[float]] = {}
     for line in lines:
         for bucket in line["buckets"]:
             if bucket[column] is not None:
                 minute = (bucket["start_s"] + bucket_s / 2) / 60
-                found.setdefault(minute, []).append(factor * bucket[column])
-    xs = sorted(found)
-    means = [sum(found[x]) / len(found[x]) for x in xs]
-    axes.plot(xs, means, color=style.color, dashes=style.dash or (None, None), linewidth=1.6)
-    lows, highs = [min(found[x]) for x in xs], [max(found[x]) for x in xs]
-    axes.fill_between(xs, lows, highs, color=style.color, alpha=0.15, linewidth=0)
+                found.setdefault(minute, []).append(bucket[column])
+    spreads = {minute: Spread(tuple(values)) for minute, values in found.items()}
+    factor = COLUMNS.get(column, ACTIVE).factor
+    panels.line(axes, sorted(spreads), spreads, style._replace(marker=""), factor)
 
 
 def published(axes: Axes, column: str, name: str, by_system: dict[str, Style]) -> None:
