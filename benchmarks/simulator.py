@@ -14,13 +14,19 @@ import pstats
 import time
 from dataclasses import dataclass
 
+from stepserve.core.request import Family
 from stepserve.cost.boosted_steps import StepModel
-from stepserve.sim import traced
 from stepserve.sim.config import Setting
-from stepserve.sim.results import denoised
-from stepserve.sim.run import Meter, Point, simulate
+from stepserve.sim.diffusion import DiffusionSimulation, train_predictor
+from stepserve.sim.experiment import read_experiment
+from stepserve.sim.instance import untimed
+from stepserve.sim.measure import Meter
+from stepserve.sim.simulate import rare_collection
+from stepserve.sim.simulation import Point
 from stepserve.sim.systems import SYSTEMS
-from stepserve.sim.world import World, untimed
+from stepserve.sim.world import World
+
+SYSTEMS_OF = SYSTEMS[Family.DIFFUSION]
 
 GOAL_US = 18.0
 """Microseconds per row-step at which the published 2-hour run takes 120 s of CPU."""
@@ -53,17 +59,26 @@ class Result:
 
     @property
     def row_steps(self) -> int:
-        return sum(r.progress.steps for r in denoised(self.world) if r.progress)
+        return sum(r.step_count for r in self.world.records.values())
 
 
 def run(name: str, nodes: int, requests: int, model: StepModel | None, meter_parts: bool) -> Result:
     """Simulate a load of so many requests on ``nodes`` nodes of 4 GPUs."""
-    setting, system = Setting(nodes=(4,) * nodes, requests=requests), SYSTEMS[name]
-    load = traced.make_load(setting, system, Point(name, RATE_PER_GPU_PER_S, 5.0, 0))
+    rates = [RATE_PER_GPU_PER_S]
+    experiment = read_experiment(
+        {
+            "systems": [name],
+            "setting": {"model": "llada-8b", "nodes": [4] * nodes},
+            "workload": {"name": "gsm8k", "requests": requests, "rates_per_gpu_per_s": rates},
+        }
+    )
+    point = Point(name, name, experiment.rates_per_s[0], 0)
+    simulation = DiffusionSimulation(experiment, point, model)
     meter = Meter(time.perf_counter, PARTS)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    timed = meter.timed if meter_parts else untimed
-    world, _ = simulate(setting, system, load, 0, model, timed=timed)
+    world = simulation.world(timed=meter.timed if meter_parts else untimed)
+    with rare_collection():
+        world.run()
     return Result(world, time.process_time() - cpu_s, time.perf_counter() - wall_s, meter)
 
 
@@ -88,13 +103,13 @@ def shares(result: Result) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--system", default="dilaserve", choices=list(SYSTEMS))
+    parser.add_argument("--system", default="dilaserve", choices=list(SYSTEMS_OF))
     parser.add_argument("--requests", type=int, default=1000, help="on 16 GPUs")
     parser.add_argument("--train", type=int, default=400, help="requests that forecasts learn from")
     parser.add_argument("--profile", action="store_true", help="functions by time, and no more")
     args = parser.parse_args()
-    boosted = SYSTEMS[args.system].predictor == "boosted"
-    model = traced.train_predictor(Setting(), requests=args.train) if boosted else None
+    boosted = SYSTEMS_OF[args.system].predictor == "boosted"
+    model = train_predictor(Setting(), "gsm8k", False, args.train) if boosted else None
     if args.profile:
         with cProfile.Profile() as profile:
             run(args.system, 4, args.requests, model, meter_parts=False)

@@ -16,9 +16,18 @@ import numpy as np
 from baseline_world import BLOCK, Job, even_blocks, latencies
 
 from stepserve.cost.step_table import StepProfile
-from stepserve.sim.datasets import SimRequest, poisson, published_requests, published_run, two_hours
+from stepserve.sim.datasets import (
+    ARRIVALS,
+    SimRequest,
+    burstgpt_curve,
+    poisson,
+    published_requests,
+    published_run,
+    requests_of,
+)
 from stepserve.sim.outcomes import MEAN_STEPS, THRESHOLDS, recorded_counts
 from stepserve.sim.profiles import host_overhead, step_profile
+from stepserve.sim.workload import renewal
 
 HERE = Path(__file__).parent
 STEPS_JSON = HERE.parents[1] / "src/stepserve/sim/data/steps.json"
@@ -137,7 +146,9 @@ def distance(found: list[tuple[float, float]]) -> float:
 
 def rush() -> list[float]:
     """Attainment % per window in the rush of the 2-hour run, 16 GH200, deadline 12.5 s."""
-    requests = two_hours("sharegpt", 20.2167, 1)
+    rng = np.random.default_rng([1, ARRIVALS])
+    arrivals = renewal(burstgpt_curve(20.2167), 1.0, rng, duration_s=7200.0)
+    requests = requests_of("sharegpt", arrivals, 1)
     window = [int(r.arrival_s // 300) for r in requests]
     kept = [r for r, w in zip(requests, window, strict=True) if 9 <= w < 18]
     row_s = host_overhead("GH200-graphs").per_row_s

@@ -9,8 +9,7 @@ import pytest
 
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.step_table import StepProfile
-from stepserve.sim.cluster import profiles
-from stepserve.sim.config import Setting, System
+from stepserve.sim.profiles import profiles
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu/run.py"
 
@@ -40,7 +39,7 @@ def test_every_kind_of_step_is_measured_and_the_files_can_be_used(script, tmp_pa
     for row in results["measurements"]:
         assert row["ratio"] == pytest.approx(row["seconds"] / row["roofline_s"])
     for model in ("llada-8b", "dream-7b"):
-        table = profiles(Setting(hardware=str(tmp_path / f"{model}.json")), System())[1]
+        table = profiles(str(tmp_path / f"{model}.json"), model, (1,))[1]
         assert table.sizes == (8, 16, 24, 32, 96)
         assert "random weights" in table.source
         assert StepProfile.load(tmp_path / f"{model}_cached_eager.json").sizes == (8, 24)

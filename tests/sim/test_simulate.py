@@ -1,7 +1,7 @@
 """``stepserve simulate`` from config to files: same seed, same bytes, and the books balance."""
 
 import json
-from dataclasses import replace
+import tomllib
 
 import numpy as np
 import pytest
@@ -12,37 +12,38 @@ from stepserve.core.payload import Payload, SettledToken
 from stepserve.core.protocols import BatchResult
 from stepserve.core.request import Progress
 from stepserve.core.step import Batch, Step, StepKind, StepOutcome
-from stepserve.sim import traced
-from stepserve.sim.config import Experiment, Setting
+from stepserve.cost.step_table import StepProfile
+from stepserve.sim.diffusion import DiffusionSimulation
 from stepserve.sim.executors import EngineExecutors, TraceExecutors
+from stepserve.sim.experiment import put, read_experiment
 from stepserve.sim.outcomes import TraceOutcomes
-from stepserve.sim.results import rounded
-from stepserve.sim.run import Point, run_point, simulate
-from stepserve.sim.systems import SYSTEMS
+from stepserve.sim.results import COLUMNS, IDENTITY, rounded
+from stepserve.sim.simulate import simulate
+from stepserve.sim.simulation import Point
 from support.toy_world import make_request
 
 CONFIG = """
-dataset = "gsm8k"
+seeds = [0, 1]
+systems = ["infaas", "oracle"]
+[setting]
+model = "llada-8b"
 nodes = [4]
+timeline_s = 5.0
+faults = { losses_per_hour = 200.0, step_cv = 0.1 }
+delays.rebuild_s = 2.0
+[workload]
+name = "gsm8k"
 requests = 30
 rates_per_gpu_per_s = [1.0, 2.5]
-seeds = [0, 1]
-timeline_s = 5.0
-systems = ["infaas", "oracle"]
-[system.oracle]
+[[system]]
+name = "oracle"
 base = "dilaserve-oracle"
-[faults]
-losses_per_hour = 200.0
-step_cv = 0.1
-[delays]
-rebuild_s = 2.0
 """
 
-FIELDS = {
-    "system", "model", "dataset", "gpus", "rate_per_gpu_per_s", "slo_multiple", "seed",
-    "requests", "attainment", "accuracy", "accuracy_kind", "latency_mean_s", "latency_p50_s",
-    "latency_p99_s", "threshold_mean", "migrations", "layout_changes",
-}  # fmt: skip
+APPLY = (*IDENTITY, "attainment", "accuracy", "accuracy_kind", "latency_mean_s", "latency_p50_s",
+    "latency_p99_s", "threshold_mean", "migrations", "layout_changes", "finished_share", "busy",
+    "queue_growth")  # fmt: skip
+"""Columns that have a value here."""
 
 
 def run(folder, *options, config=CONFIG):
@@ -74,7 +75,9 @@ def test_rows_come_in_the_order_of_the_config_with_the_promised_fields(result):
     systems = ("infaas", "oracle")
     assert order == [(s, r, seed) for s in systems for r in (1.0, 2.5) for seed in (0, 1)]
     for row in rows:
-        assert row.keys() >= FIELDS
+        assert row.keys() == set(COLUMNS)
+        assert not [name for name in APPLY if row[name] is None and name != "tuned"]
+        assert row["tbt_attainment"] is row["splits"] is None
         assert 0.0 <= row["attainment"] <= 1.0
         assert 0.0 < row["latency_p50_s"] <= row["latency_p99_s"]
         assert 0.5 <= row["threshold_mean"] <= 0.9
@@ -116,13 +119,26 @@ def test_an_event_log_that_could_not_be_replayed_is_refused(tmp_path, capsys):
     assert "--events" in capsys.readouterr().err
 
 
+def simulation(system="infaas", rate_per_s=4.0, **changes):
+    """One run of the model and requests of ``CONFIG``, without faults."""
+    table = tomllib.loads(CONFIG) | {"systems": [system]}
+    table = put(table, "setting.faults", {})
+    table = put(table, "setting.timeline_s", 0.0)
+    for key, value in changes.items():
+        table = put(table, key.replace("__", "."), value)
+    return DiffusionSimulation(read_experiment(table), Point(system, system, rate_per_s, 0))
+
+
+def ran(*args, **changes):
+    world = simulation(*args, **changes).world()
+    world.run()
+    return world
+
+
 def test_an_unloaded_request_takes_the_published_base_latency():
     """Calibration (DiLaServe D5): 1.9 s at TP1 and 0.9, give or take the request's own steps."""
-    setting = Setting(nodes=(1,), requests=60, rates_per_gpu_per_s=(0.1,))
-    system = SYSTEMS["infaas"]
-    load = traced.make_load(setting, system, Point("infaas", 0.1, 5.0, 0))
-    world, _ = simulate(setting, system, load, 0)
-    seconds = [r.answered_s - r.request.arrival_s for r in world.records.values()]
+    world = ran(rate_per_s=0.1, setting__nodes=[1], workload__requests=60)
+    seconds = [r.latency_s for r in world.records.values()]
     assert np.mean(seconds) == pytest.approx(1.9, rel=0.1)
 
 
@@ -184,12 +200,10 @@ def test_rounding_leaves_values_that_json_knows():
 
 
 def test_requests_that_end_by_themselves_take_fewer_steps():
-    steps = {}
-    for early_stop in (False, True):
-        setting = Setting(nodes=(4,), requests=20, early_stop=early_stop)
-        load = traced.make_load(setting, SYSTEMS["infaas"], Point("infaas", 1.0, 5.0, 0))
-        world, _ = simulate(setting, SYSTEMS["infaas"], load, 0)
-        steps[early_stop] = sum(r.progress.steps for r in world.records.values())
+    steps = {
+        early: sum(r.step_count for r in ran(workload__early_stop=early).records.values())
+        for early in (False, True)
+    }
     assert steps[True] < 0.8 * steps[False]
 
 
@@ -197,9 +211,7 @@ def test_a_block_causal_model_recomputes_once_and_is_quicker():
     """The published latencies are of a model that recomputes at every block."""
     ends, refreshes = {}, {}
     for cache in ("dual", "block"):
-        setting = Setting(nodes=(4,), requests=20, cache_mode=cache)
-        load = traced.make_load(setting, SYSTEMS["infaas"], Point("infaas", 1.0, 5.0, 0))
-        world, _ = simulate(setting, SYSTEMS["infaas"], load, 0)
+        world = ran(setting__cache_mode=cache)
         records = world.records.values()
         refreshes[cache] = sum(r.refreshes for r in records) / len(records)
         ends[cache] = world.now_s
@@ -207,21 +219,19 @@ def test_a_block_causal_model_recomputes_once_and_is_quicker():
     assert ends["block"] < ends["dual"]
 
 
+CLASSES = [
+    {"share": 1.0, "weight": 4.0, "relative_deadline": 0.5},
+    {"share": 3.0, "relative_deadline": 2.0},
+]
+
+
 def test_classes_have_their_share_weight_and_deadline_and_are_told_apart():
-    setting = Setting(
-        nodes=(4,),
-        requests=200,
-        class_shares=(1.0, 3.0),
-        class_weights=(4.0, 1.0),
-        class_deadlines=(0.5, 2.0),
-    )
     name = "stepserve-marginal-caps"
-    system = replace(SYSTEMS[name], predictor="mean")
-    experiment, point = Experiment(setting, {name: system}), Point(name, 1.0, 5.0, 0)
-    load = traced.make_load(setting, system, point)
+    changes = {f"system__{name}__predictor": "mean"}
+    load = simulation(name, slo=CLASSES, workload__requests=200, **changes)
     told = {(r.slo.slo_class, r.slo.weight, round(r.slo.e2e_s, 6)) for r in load.requests}
     assert told == {("class0", 4.0, 4.75), ("class1", 1.0, 19.0)}
-    row = run_point(experiment, point, load).row
+    row = simulate(load).row
     first, second = row["classes"]["class0"], row["classes"]["class1"]
     assert first["requests"] + second["requests"] == 200
     assert 30 <= first["requests"] <= 70
@@ -230,20 +240,59 @@ def test_classes_have_their_share_weight_and_deadline_and_are_told_apart():
     assert row["accuracy_weighted"] == pytest.approx(weighted / sum(shares))
 
 
+def test_instances_of_other_hardware_run_at_their_own_speed():
+    """A mixed cluster is between the two; each instance's batches take its own times."""
+    ends = {}
+    for name, groups in {
+        "fast": [{"count": 2, "hardware": "GH200-graphs"}],
+        "slow": [{"count": 2, "hardware": "H100"}],
+        "mixed": [{"hardware": "GH200-graphs"}, {"hardware": "H100"}],
+    }.items():
+        run = simulation(rate_per_s=1.0, setting__instances=groups)
+        ends[name] = simulate(run).row["latency_mean_s"]
+        if name == "mixed":
+            one, two = run.specs
+            assert run.truth.step_time_s(512, 4, one) < run.truth.step_time_s(512, 4, two)
+    assert ends["fast"] < ends["mixed"] < ends["slow"]
+
+
+def test_a_capacity_of_diffusion_models_is_searched_by_deadlines(tmp_path):
+    config = CONFIG.replace('"infaas", "oracle"', '"infaas"').replace("[0, 1]", "[0]")
+    config = config.replace("rates_per_gpu_per_s = [1.0, 2.5]", "rates_of_capacity = [0.5]")
+    config = config.replace("requests = 30", "duration_s = 40.0")
+    config += '[capacity]\nsearch = "infaas"\nhold = 0.9\nshare = 0.2\nstep_per_s = 1.0\n'
+    best, half = json.loads(run(tmp_path, "--jobs", "1", config=config))["rows"]
+    assert (best["kind"], half["kind"]) == ("capacity", "run")
+    assert best["attainment"] >= 0.9
+    assert best["capacity_per_s"] == best["rate_per_s"]
+    assert half["rate_per_s"] == pytest.approx(best["rate_per_s"] / 2, rel=1e-3)
+    probes = dict(map(tuple, best["probes"]))
+    assert not probes[min(rate for rate in probes if rate > best["capacity_per_s"])]
+
+
+@pytest.mark.parametrize("option", ["--out", "--events", "--log-steps"])
+def test_a_folder_that_is_a_file_is_refused_before_any_work(tmp_path, capsys, option):
+    (tmp_path / "config.toml").write_text(CONFIG)
+    (tmp_path / "file").write_text("")
+    paths = {"--out": tmp_path, option: tmp_path / "file"}
+    words = [str(word) for pair in paths.items() for word in pair]
+    assert main(["simulate", str(tmp_path / "config.toml"), "--jobs", "1", *words]) != 0
+    assert f"{option}: " in capsys.readouterr().err
+
+
 BUNDLED = """
-dataset = "bundled"
+systems = ["stepserve"]
+[setting]
 model = "bundled"
 block_tokens = 16
 nodes = [2]
-requests = 12
 base_s = 1.0
+faults.losses_per_hour = 2000.0
+delays = { rebuild_s = 0.5, detect_s = 0.1 }
+[workload]
+name = "bundled"
+requests = 12
 rates_per_gpu_per_s = [4.0]
-systems = ["stepserve"]
-[faults]
-losses_per_hour = 2000.0
-[delays]
-rebuild_s = 0.5
-detect_s = 0.1
 """
 
 
@@ -256,7 +305,29 @@ def test_the_bundled_model_answers_through_losses_as_it_does_alone(tmp_path):
     assert row["accuracy"] >= 0.5, "held-out accuracy of the model is above 0.8 at 0.9"
 
 
-def test_the_bundled_model_needs_a_latency_to_measure_deadlines_by(tmp_path, capsys):
-    (tmp_path / "config.toml").write_text(BUNDLED.replace("base_s = 1.0\n", ""))
-    assert main(["simulate", str(tmp_path / "config.toml"), "--out", str(tmp_path)]) == 1
-    assert "base_s" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("base_s = 1.0\n", "", "setting.base_s"),
+        ("base_s = 1.0\n", 'base_s = 1.0\nhardware = "H100"\n', "setting.hardware"),
+        ("base_s = 1.0\n", 'base_s = 1.0\nhardware = "nowhere.json"\n', "setting.hardware"),
+        ("nodes = [2]", "nodes = [2]\ndegree = 2", "setting.degree"),
+    ],
+)
+def test_what_the_bundled_model_cannot_be_run_with_is_named(tmp_path, capsys, old, new, field):
+    (tmp_path / "config.toml").write_text(BUNDLED.replace(old, new))
+    assert main(["simulate", str(tmp_path / "config.toml"), "--out", str(tmp_path)]) != 0
+    assert f" {field}: " in capsys.readouterr().err
+
+
+def test_the_bundled_model_runs_on_the_hardware_of_a_file(tmp_path):
+    """Ten times the seconds of a step: requests that hardly meet take ten times as long."""
+    latency_s = []
+    for seconds in (0.01, 0.1):
+        path = tmp_path / f"{seconds}.json"
+        StepProfile((4096,), (seconds,), "made up").save(path)
+        config = BUNDLED.replace("base_s", f'hardware = "{path}"\nbase_s')
+        config = config.replace("[4.0]", "[0.01]").replace("= 2000.0", "= 0.0")
+        (row,) = json.loads(run(tmp_path, "--jobs", "1", config=config))["rows"]
+        latency_s.append(row["latency_mean_s"])
+    assert latency_s[1] == pytest.approx(10 * latency_s[0], rel=0.1)

@@ -43,6 +43,7 @@ PROCESSES = (
 ELSEWHERE = {
     "benchmarks/gpu/run.py": "tests/engine_cpu/test_gpu_benchmark.py runs it",
     "benchmarks/gpu/shapes.py": "a part of it",
+    "tools/same_rows.py": "tests/tools/test_same_rows.py runs it",
     "tools/smollm2.py": "needs packages that nothing else here does",
 }
 

@@ -1,10 +1,11 @@
 """The bundled model in the loop: time is simulated, every step is really computed.
 
-Dataset and model ``bundled`` of ``stepserve simulate``. Step times are the profile measured
-with the model (TP degree 1 only); tokens, and with them accuracy, are the engine's own.
+Workload and model ``bundled`` of ``stepserve simulate``. Step times are the profile measured with
+the model (TP degree 1 only), or those of ``setting.hardware`` if that is a file; tokens, and with
+them accuracy, are the engine's own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 
 from stepserve.core.errors import FieldError
 from stepserve.core.payload import Payload
-from stepserve.core.request import Request
+from stepserve.core.request import OnMiss, Request
 from stepserve.cost.boosted_steps import StepModel
 from stepserve.cost.remaining_steps import Yields
 from stepserve.cost.step_table import StepProfile
@@ -22,13 +23,13 @@ from stepserve.engine.bundled.tasks import Problem, correct
 from stepserve.engine.bundled.vocabulary import EOS, prompt_ids
 from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
-from stepserve.sim.cluster import Profiles, make_request, slo_classes
-from stepserve.sim.config import Setting, System
 from stepserve.sim.datasets import SimRequest
+from stepserve.sim.diffusion import make_request
 from stepserve.sim.executors import EngineExecutors
+from stepserve.sim.experiment import Experiment
 from stepserve.sim.record import DiffusionRecord
-from stepserve.sim.results import finished
-from stepserve.sim.run import Point
+from stepserve.sim.requests import slo_classes, targets
+from stepserve.sim.simulation import Point
 from stepserve.sim.workload import RateCurve, renewal
 
 
@@ -37,53 +38,55 @@ class BundledLoad:
     """A ``Load`` of held-out problems, answered by the bundled model."""
 
     requests: Sequence[Request]
-    rows: EngineExecutors
+    executors: EngineExecutors
     yields: Yields
-    profiles: Profiles
+    profiles: Mapping[int, StepProfile]
     problems: Sequence[Problem]
     tokenizer: Tokenizer
-    accuracy_kind: str = "measured"
+    accuracy_kind: str | None = "measured"
 
     def accuracy(self, records: Sequence[DiffusionRecord]) -> float | None:
         """Right answers / whole answers."""
-        done = [r for r in records if finished(r)]
+        done = [r for r in records if r.whole]
         return sum(map(self._correct, done)) / len(done) if done else None
 
     def _correct(self, record: DiffusionRecord) -> bool:
         assert record.progress is not None, "a whole answer left an instance"
-        tokens = self.rows.settled[record.request.id]
+        tokens = self.executors.settled[record.request.id]
         written = [tokens[offset] for offset in range(record.progress.emitted)]
         text = self.tokenizer.decode([token for token in written if token != EOS])
         return correct(self.problems[record.index], text.strip())
 
 
-def make_load(setting: Setting, system: System, point: Point) -> BundledLoad:
+def make_load(experiment: Experiment, point: Point) -> BundledLoad:
     """The load of a point: the same problems and arrivals for every system.
 
-    Raises FieldError unless ``base_s`` is given (nothing is published for this model) and all
-    instances are of degree 1.
+    Raises FieldError for arrivals other than drawn ones.
     """
-    if not setting.base_s:
-        raise FieldError("base_s", "needed: the bundled model has no published latency")
-    if setting.tp_degree != 1 or system.control.plans:
-        raise FieldError("tp_degree", "the bundled model was profiled at degree 1 only")
+    setting, workload = experiment.setting, experiment.workload
+    options = experiment.systems[point.chosen].request
+    cvs = {"poisson": 1.0, "constant": 0.0, "gamma": workload.cv}
+    if workload.arrivals not in cvs:
+        raise FieldError("workload.arrivals", f"of bundled problems: {', '.join(cvs)}")
     torch.set_num_threads(1)
     loaded = load_model(BUNDLED_MODEL)
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-    problems = held_out_problems(setting.requests_at(point.rate_per_gpu_per_s), point.seed)
-    cv = 0.0 if setting.arrivals == "constant" else 1.0
-    curve = RateCurve.constant(point.rate_per_gpu_per_s * setting.gpus)
-    arrivals = renewal(curve, cv, np.random.default_rng(point.seed), requests=len(problems))
-    classes = slo_classes(setting, point.seed, len(problems))
-    requests, payloads = [], {}
-    for index, (problem, arrival) in enumerate(zip(problems, arrivals, strict=True)):
-        payload = Payload(tuple(prompt_ids(tokenizer, problem.prompt)))
-        limit = loaded.default_max_tokens
-        drawn = SimRequest(index, arrival.at_s, len(payload.prompt_ids), limit)
-        e2e_s = setting.base_s * point.slo_multiple
-        request = make_request(setting, system, drawn, e2e_s, classes[index])
-        requests.append(request)
-        payloads[request.id] = payload
+    problems = held_out_problems(workload.requests_at(point.rate_per_s), point.seed)
+    curve, rng = RateCurve.constant(point.rate_per_s), np.random.default_rng(point.seed)
+    arrivals = renewal(curve, cvs[workload.arrivals], rng, requests=len(problems))
+    prompts = [tuple(prompt_ids(tokenizer, problem.prompt)) for problem in problems]
+    limit = loaded.default_max_tokens
+    drawn = [
+        SimRequest(index, arrival.at_s, len(prompt), limit)
+        for index, (prompt, arrival) in enumerate(zip(prompts, arrivals, strict=True))
+    ]
+    slos = targets(experiment, OnMiss(options.on_miss))
+    classes = slo_classes(experiment, point.seed, drawn)
+    requests = [
+        make_request(setting, options, one, slos[slo_class])
+        for one, slo_class in zip(drawn, classes, strict=True)
+    ]
+    payloads = {r.id: Payload(prompt) for r, prompt in zip(requests, prompts, strict=True)}
     return BundledLoad(
         requests,
         EngineExecutors(lambda _: DiffusionExecutor(loaded, threads=1), payloads),

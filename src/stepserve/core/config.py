@@ -1,6 +1,7 @@
 """Configuration as frozen values, read from TOML tables. An unknown key is an error."""
 
 import dataclasses
+import difflib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -213,7 +214,9 @@ def from_table(cls: type[T], table: Mapping[str, Any], path: str = "", base: T |
     for key, value in table.items():
         dotted = f"{path}.{key}" if path else key
         if key not in specs:
-            raise FieldError(dotted, f"unknown key; known: {', '.join(sorted(specs))}")
+            close = difflib.get_close_matches(key, specs, 1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            raise FieldError(dotted, f"unknown key{meant}; known: {', '.join(sorted(specs))}")
         present = values[key] if key in values else _default(specs[key])
         values[key] = _convert(value, hints[key], present, dotted)
     return cls(**values)

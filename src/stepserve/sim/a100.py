@@ -81,6 +81,11 @@ class ModelShape:
         return flops / (seconds * self.tp * PEAK_FLOPS_PER_S)
 
 
+def known_models() -> tuple[str, ...]:
+    """The models whose times on A100 are known."""
+    return tuple(facts("a100")["models"])
+
+
 @cache
 def model_shape(model: str) -> ModelShape:
     """The shape of a known model. Raises FieldError for another."""

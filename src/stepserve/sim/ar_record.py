@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from stepserve.core.events import HandedOff, HandoverAcknowledged, SegmentPlaced
@@ -105,6 +106,27 @@ class ArRecord(RequestRecord):
     def ttft_s(self) -> float | None:
         """Arrival to first token; ``None`` without any."""
         return self.times_s[0] - self.request.arrival_s if self.times_s else None
+
+    @property
+    def met(self) -> bool:
+        """See ``RequestRecord.met``: gaps and the first token count, too."""
+        longest_s = max(self.gaps_s(), default=None)
+        return self.in_time and not self.request.slo.missed(ttft=self.ttft_s, tbt=longest_s)
+
+    def served(self, patience_s: float) -> bool:
+        """Whether the whole answer came, beginning within ``patience_s``."""
+        return self.whole and (self.ttft_s or 0.0) <= patience_s
+
+    def missed(self, now_s: float, patience_s: float) -> bool:
+        """See ``RequestRecord.missed``."""
+        first_s = self.times_s[0] if self.times_s else now_s
+        waited = first_s - self.request.arrival_s > patience_s
+        return waited or (self.answer is not None and not self.whole)
+
+    def late_gaps(self, seen: int) -> int:
+        """See ``RequestRecord.late_gaps``."""
+        limit_s, fresh = self.request.slo.tbt_s, self.times_s[max(0, seen - 1) :]
+        return 0 if limit_s is None else sum(b - a > limit_s for a, b in pairwise(fresh))
 
     def gaps_s(self) -> Iterator[float]:
         """Seconds between every two tokens, hand-overs included."""

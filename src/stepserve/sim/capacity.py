@@ -9,6 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stepserve.core.errors import FieldError
+
+MOST_PER_S = 1e6
 DIGITS = 4
 """Rates are tried at so many significant digits: what a file says can be tried again."""
 
@@ -45,6 +48,8 @@ def capacity(
     low, high = 0.0, math.inf
     rate, factor = max(least_per_s, round_rate(first_per_s)), growth
     while low == 0.0 or high == math.inf:
+        if rate > MOST_PER_S:
+            raise FieldError("capacity.search", "any rate is held: runs are too short")
         if held(rate):
             low = rate
         else:

@@ -44,7 +44,8 @@ class SimRequest:
     """One request of a workload.
 
     ``index`` is its number, by which all chance is drawn. ``answer_tokens``: where the output
-    would end by itself, at most ``output_tokens``; ``None`` if not known.
+    would end by itself, at most ``output_tokens``; ``None`` if not known. ``slo_class`` and
+    ``block_hashes`` (of the prompt's blocks; no engine reuses prefixes yet) are those of a file.
     """
 
     index: int
@@ -52,6 +53,8 @@ class SimRequest:
     prompt_tokens: int
     output_tokens: int
     answer_tokens: int | None = None
+    slo_class: str = ""
+    block_hashes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +94,6 @@ def poisson(
     """A load sweep's requests at a total rate; ``cv`` 0 gives constant gaps (DiLaServe C9.3)."""
     rng = np.random.default_rng([seed, ARRIVALS])
     arrivals = renewal(RateCurve.constant(rate_per_s), cv, rng, requests=requests)
-    return requests_of(dataset, arrivals, seed)
-
-
-def two_hours(
-    dataset: str, peak_per_s: float, seed: int, window_s: float = 300.0
-) -> tuple[SimRequest, ...]:
-    """The published 24-window curve with its busiest window at ``peak_per_s`` (total).
-
-    Poisson within windows. A shorter ``window_s`` shortens the run and keeps the rates.
-    """
-    arrivals = renewal(
-        burstgpt_curve(peak_per_s, window_s),
-        1.0,
-        np.random.default_rng([seed, ARRIVALS]),
-        duration_s=24 * window_s,
-    )
     return requests_of(dataset, arrivals, seed)
 
 

@@ -28,4 +28,4 @@ class Delays:
         """Raises FieldError for a negative time."""
         for field in fields(self):
             if not getattr(self, field.name) >= 0.0:
-                raise FieldError(f"delays.{field.name}", "must not be negative")
+                raise FieldError(f"setting.delays.{field.name}", "must not be negative")

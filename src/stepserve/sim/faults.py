@@ -42,12 +42,12 @@ class FaultConfig:
         """Raises FieldError for a rate or a factor that makes no sense."""
         for field in fields(self):
             if not 0.0 <= getattr(self, field.name) < math.inf:
-                raise FieldError(f"faults.{field.name}", "must be finite and not negative")
+                raise FieldError(f"setting.faults.{field.name}", "must be finite and not negative")
         for name in ("false_loss_share", "row_error_rate", "late_share"):
             if getattr(self, name) > 1.0:
-                raise FieldError(f"faults.{name}", "must be at most 1")
+                raise FieldError(f"setting.faults.{name}", "must be at most 1")
         if self.slow_factor == 0.0:
-            raise FieldError("faults.slow_factor", "must be positive")
+            raise FieldError("setting.faults.slow_factor", "must be positive")
 
 
 class Faults:

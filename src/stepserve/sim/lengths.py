@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from stepserve.core.errors import FieldError
 from stepserve.sim.data import data_file, facts
-from stepserve.sim.datasets import ARRIVALS, LENGTHS, SimRequest
-from stepserve.sim.workload import RateCurve, renewal
+from stepserve.sim.datasets import LENGTHS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -66,33 +65,6 @@ def token_lengths(
         raise FieldError("workload", f"unknown: {workload!r}; known: {known}")
     pairs = _pairs(workload, count, seed, source)
     return tuple(TokenLengths(prompt, output) for prompt, output in pairs.tolist())
-
-
-def token_requests(
-    workload: str,
-    rate_per_s: float,
-    seed: int,
-    *,
-    requests: int | None = None,
-    duration_s: float | None = None,
-    source: Source = "fitted",
-) -> tuple[SimRequest, ...]:
-    """Poisson arrivals at a total rate, until a number of requests, a time, or both.
-
-    Another rate stretches the same arrivals of the same requests.
-    """
-    arrivals = renewal(
-        RateCurve.constant(rate_per_s),
-        1.0,
-        np.random.default_rng([seed, ARRIVALS]),
-        requests=requests,
-        duration_s=duration_s,
-    )
-    lengths = token_lengths(workload, len(arrivals), seed, source)
-    return tuple(
-        SimRequest(i, arrival.at_s, *both)
-        for i, (arrival, both) in enumerate(zip(arrivals, lengths, strict=True))
-    )
 
 
 def _pairs(workload: str, count: int, seed: int, source: Source) -> Ints:

@@ -208,12 +208,16 @@ class TraceOutcomes:
         starts = range(-lead_tokens(request), output, block)
         sizes = [min(at + block, output) - max(at, 0) for at in starts]
         drawn = self.counts.draw(rng)
-        scale = self.difficulty * output / COUNTED_TOKENS
+        scale = self.difficulty_of(index) * output / COUNTED_TOKENS
         drift = self._drift(rng, len(sizes))
         weights = [s * math.exp(z) for s, z in zip(sizes, drift, strict=True)]
         haze = [math.exp(rng.gauss(0.0, self.haze_sigma)) for _ in sizes]
         by_threshold = [split(round(n * scale), weights, sizes) for n in drawn]
         return Truth(request, list(zip(*by_threshold, strict=True)), sizes, haze, eos_tokens)
+
+    def difficulty_of(self, index: int) -> float:
+        """That of the ``index``-th request."""
+        return self.difficulty
 
     def _drift(self, rng: random.Random, blocks: int) -> list[float]:
         """Log difficulty of each block: neighbours resemble each other."""
@@ -272,7 +276,12 @@ def _between(truth: Truth, block: int, threshold: float | None) -> float:
     return rate
 
 
-def _count(counts: tuple[int, ...], threshold: float) -> float:
+def mean_steps(threshold: float) -> float:
+    """The published mean for ``COUNTED_TOKENS`` at a threshold."""
+    return _count(MEAN_STEPS, threshold)
+
+
+def _count(counts: Sequence[float], threshold: float) -> float:
     """Steps of a block at a threshold; beyond 0.5 and 0.9 those of the nearest."""
     if threshold >= THRESHOLDS[0]:
         return counts[0]

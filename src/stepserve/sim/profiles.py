@@ -11,7 +11,8 @@ DiLaServe D9 (round up, do not smooth). Deviations, each named in the profile's 
 """
 
 import csv
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,27 @@ def step_profile(gpu: str, model: str, tp: int) -> StepProfile:
     return _profile(points, source)
 
 
+def profiles(
+    hardware: str, model: str, degrees: Sequence[int] = (1, 2, 4)
+) -> dict[int, StepProfile]:
+    """The step tables of hardware by TP degree; host overhead included.
+
+    Those of published hardware are all there are; of a file (``NAME.json``) the ``degrees`` needed.
+    Raises FieldError for hardware, or a degree of it, of which nothing is known.
+    """
+    if hardware.endswith(".json"):
+        return {degree: measured_profile(Path(hardware), degree) for degree in degrees}
+    overhead = host_overhead(hardware)
+    return {
+        degree: replace(
+            step_profile(hardware, model, degree),
+            host_s=overhead.base_s,
+            host_row_s=overhead.per_row_s,
+        )
+        for degree in sorted({1, 2, 4, *degrees})
+    }
+
+
 def measured_profile(path: Path, tp: int) -> StepProfile:
     """The table of a file, which `stepserve profile` or ``benchmarks/gpu`` wrote, at a TP degree.
 
@@ -55,7 +77,9 @@ def measured_profile(path: Path, tp: int) -> StepProfile:
     """
     file = path if tp == 1 else path.with_name(f"{path.stem}_tp{tp}.json")
     if not file.is_file():
-        raise FieldError("hardware", f"no file {file} says how fast steps are at TP degree {tp}")
+        raise FieldError(
+            "setting.hardware", f"no file {file} says how fast steps are at TP degree {tp}"
+        )
     return StepProfile.load(file)
 
 

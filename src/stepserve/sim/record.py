@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 from stepserve.core.actions import Finish, Reject
 from stepserve.core.events import HandedOff, HandoverAcknowledged, SegmentPlaced
-from stepserve.core.request import Progress, RefreshScope, Request
+from stepserve.core.request import FinishReason, Progress, RefreshScope, Request
 from stepserve.core.step import Step, StepKind, StepOutcome
 
 from .quality import StageUse
 
+ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 _RECOMPUTE = StepKind.RECOMPUTE
 
 
@@ -29,6 +30,42 @@ class RequestRecord(ABC):
     tokens: int = 0
     releases: int = 0
     epoch: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether the request got its whole answer."""
+        return isinstance(self.answer, Finish) and self.answer.reason in ENDED
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from arrival to the answer."""
+        return self.answered_s - self.request.arrival_s
+
+    @property
+    def in_time(self) -> bool:
+        """Whether the whole answer came by the deadline; without one, whether it came."""
+        return self.whole and not self.request.slo.missed(e2e=self.latency_s)
+
+    @property
+    def met(self) -> bool:
+        """Whether every target of the request was kept."""
+        return self.in_time
+
+    @property
+    def step_count(self) -> int:
+        """Steps that were run of it."""
+        progress = self.reached()
+        return progress.steps if progress else 0
+
+    def missed(self, now_s: float, patience_s: float) -> bool:
+        """Whether it is certain by now that the request does not count as served."""
+        if self.answer is not None:
+            return not self.in_time
+        return bool(self.request.slo.missed(e2e=now_s - self.request.arrival_s))
+
+    def late_gaps(self, seen: int) -> int:
+        """Gaps above their target between tokens, from the ``seen``-th token on."""
+        return 0
 
     @abstractmethod
     def take(self, step: Step, outcome: StepOutcome, now_s: float) -> None:

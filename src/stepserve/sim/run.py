@@ -1,243 +1,259 @@
-"""Runs the points of an experiment: every system at every rate, SLO and seed.
+"""Runs experiments: capacities are searched, then runs are made at rates.
 
-A point is self-contained, so points run in any order, in any number of processes, to the same
-result. What all points share (a trained predictor) is made once, before.
+First a task per combination of swept values and system that has something to search: tune it if
+there is something to tune, then search its capacity on the requests of every seed. Then a task per
+run at a given rate. Tasks are self-contained, so they run in any number of processes to the same
+results.
 """
 
 import contextlib
-import gc
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
-from stepserve.core.errors import FieldError
-from stepserve.core.protocols import StepPredictor
-from stepserve.core.request import Request
-from stepserve.cost.boosted_steps import BoostedSteps, StepModel
-from stepserve.cost.remaining_steps import MeanYield, Yields
+from stepserve.core.request import Family
+from stepserve.cost.boosted_steps import StepModel
+from stepserve.cost.step_log import StepLog
 
-from .cluster import Profiles, make_world, specs
-from .config import Experiment, Setting, System
-from .executors import Executors, TraceExecutors
-from .oracle import Oracle
-from .record import DiffusionRecord
-from .results import Row, Timeline, attainment, denoised, finished, mean_threshold, met, summary
-from .world import Learn, OnHandled, Timed, World, untimed
+from .autoregressive import AutoregressiveSimulation, first_rate_per_s
+from .capacity import Capacity, capacity, round_rate
+from .config import ALL
+from .diffusion import DiffusionSimulation, MakeLoad, make_load
+from .experiment import Experiment
+from .instance import Learn, OnHandled
+from .measure import Clock
+from .results import Row, row_of
+from .simulate import Outcome, identity, simulate
+from .simulation import Point, Simulation, shortened
+from .verdict import held
+
+NEXT_SEED = 1.05
+"""How far a search looks around the capacity of other requests of the same kind, at first."""
+
+FIRST_SEARCH = 1.3
+SIMULATIONS: Mapping[Family, type[Simulation]] = {
+    Family.DIFFUSION: DiffusionSimulation,
+    Family.AUTOREGRESSIVE: AutoregressiveSimulation,
+}
+"""The simulated truth of each family."""
+
+LogEvents = Callable[[Path, Simulation], contextlib.AbstractContextManager[OnHandled]]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One run."""
+class Runner:
+    """Everything beside an experiment that a run may need; it can be sent to processes.
 
+    ``model``: of the boosted predictor. ``load``: makes what a diffusion model serves. Logs of
+    steps and events go to folders, one file a run; ``log_events`` opens those of the latter.
+    """
+
+    model: StepModel | None = None
+    load: MakeLoad = make_load
+    clock: Clock | None = None
+    steps: Path | None = None
+    events: Path | None = None
+    log_events: LogEvents | None = None
+
+    def simulation(self, experiment: Experiment, point: Point) -> Simulation:
+        """The cluster, schedulers and requests of a run."""
+        if experiment.family is Family.DIFFUSION:
+            return DiffusionSimulation(experiment, point, self.model, self.load)
+        return SIMULATIONS[experiment.family](experiment, point)
+
+    def run(self, experiment: Experiment, point: Point) -> Outcome:
+        """Run to the end, and keep the logs asked for."""
+        name = "-".join(
+            [point.system, *_words(experiment), f"{point.rate_per_s:g}", f"{point.seed}"]
+        )
+        simulation = self.simulation(experiment, point)
+        with contextlib.ExitStack() as logs:
+            learn: list[Learn] = []
+            if self.steps is not None:
+                path = self.steps / f"{name}.csv.gz"
+                learn.append(logs.enter_context(contextlib.closing(StepLog(path))).note)
+            on_handled = None
+            if self.events is not None and self.log_events is not None:
+                log = self.log_events(self.events / f"{name}.jsonl.gz", simulation)
+                on_handled = logs.enter_context(log)
+            outcome = simulate(simulation, clock=self.clock, learn=learn, on_handled=on_handled)
+        assert outcome is not None, "only a run that may end early has no outcome"
+        return outcome
+
+    def try_rate(self, experiment: Experiment, point: Point) -> Outcome | None:
+        """Run at a rate; ``None`` if it is certainly not held."""
+        return simulate(self.simulation(experiment, point), clock=self.clock, until_missed=True)
+
+
+def _words(experiment: Experiment) -> list[str]:
+    """Swept values, as they stand in the name of a file."""
+    return [str(value).replace("/", "_").replace(" ", "") for value in experiment.swept.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A system as it is compared, in the ``number``-th combination of swept values."""
+
+    number: int
     system: str
-    rate_per_gpu_per_s: float
-    slo_multiple: float
-    seed: int
-
-
-class Load(Protocol):
-    """What a point serves: requests, what steps do to them and take, how answers are judged."""
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        """In order of arrival."""
-        ...
-
-    @property
-    def rows(self) -> Executors:
-        """Executors, real or modelled."""
-        ...
-
-    @property
-    def yields(self) -> Yields:
-        """What the plain predictor starts from."""
-        ...
-
-    @property
-    def profiles(self) -> Profiles:
-        """Step times by TP degree."""
-        ...
-
-    @property
-    def accuracy_kind(self) -> str:
-        """``measured`` or ``proxy``."""
-        ...
-
-    def accuracy(self, records: Sequence[DiffusionRecord]) -> float | None:
-        """Mean over the requests that got their whole answer, 0..1; ``None`` without any."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a point. ``scheduler_us_per_event`` is measured, all else simulated."""
+class Found:
+    """What a task came to. ``capacities``: one per seed, if they were searched."""
 
-    row: Row
-    timeline: list[Row] = field(default_factory=list)
-    scheduler_us_per_event: float | None = None
-
-
-def points(experiment: Experiment) -> list[Point]:
-    """All points, in the order of their rows."""
-    setting = experiment.setting
-    swept = itertools.product(
-        experiment.systems, setting.rates_per_gpu_per_s, setting.slo_multiples, setting.seeds
-    )
-    return [Point(*values) for values in swept]
+    chosen: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    capacities: tuple[float, ...] = ()
 
 
-SCHEDULERS = ("global", "local")
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What processes are given: a call that can be sent to them."""
+
+    experiments: Sequence[Experiment]
+    runners: Sequence[Runner]
+
+    def __call__(self, what: tuple[Cell, Point | None]) -> Found:
+        cell, point = what
+        experiment, runner = self.experiments[cell.number], self.runners[cell.number]
+        if point is None:
+            return search(experiment, cell.system, runner)
+        return Found(point.chosen, [runner.run(experiment, point)])
 
 
-class Meter:
-    """Sums the seconds spent in parts that are called, and counts the calls."""
-
-    def __init__(self, clock: Callable[[], float], parts: Sequence[str]) -> None:
-        """``parts``: which ones; measuring costs about a microsecond a call."""
-        self._clock = clock
-        self._parts = parts
-        self.seconds: dict[str, float] = {}
-        self.calls: dict[str, int] = {}
-
-    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, measured if the part is."""
-        if part not in self._parts:
-            return call
-        clock, seconds, calls = self._clock, self.seconds, self.calls
-        seconds.setdefault(part, 0.0)
-        calls.setdefault(part, 0)
-
-        def measured(*args: Any) -> Any:
-            start = clock()
-            result = call(*args)
-            seconds[part] += clock() - start
-            calls[part] += 1
-            return result
-
-        return measured
-
-    def us_per_call(self) -> float | None:
-        """Mean microseconds of a measured call."""
-        calls = sum(self.calls.values())
-        return 1e6 * sum(self.seconds.values()) / calls if calls else None
+Done = Callable[[Sequence[Row]], None]
+Work = tuple[Cell, Point | None]
 
 
-def run_point(
-    experiment: Experiment,
-    point: Point,
-    load: Load,
-    *,
-    model: StepModel | None = None,
-    clock: Callable[[], float] | None = None,
-    learn: Sequence[Learn] = (),
-    on_handled: OnHandled | None = None,
-) -> Outcome:
-    """Run one point to its end. ``model``: the boosted predictor's. ``clock`` measures
-    schedulers. ``learn``, ``on_handled``: see ``World``.
+def run_experiments(
+    experiments: Sequence[Experiment], runners: Sequence[Runner], jobs: int, done: Done
+) -> list[Outcome]:
+    """All outcomes, in an order that depends on the experiments alone.
+
+    ``done`` is told the rows of each task as it ends.
     """
-    setting, system = experiment.setting, experiment.systems[point.system]
-    meter = None if clock is None else Meter(clock, SCHEDULERS)
-    timed = meter.timed if meter else untimed
-    world, timeline = simulate(setting, system, load, point.seed, model, learn, timed, on_handled)
-    records = denoised(world)
-    row = {
-        "system": point.system,
-        "model": setting.model,
-        "dataset": setting.dataset,
-        "gpus": setting.gpus,
-        "rate_per_gpu_per_s": point.rate_per_gpu_per_s,
-        "slo_multiple": point.slo_multiple,
-        "seed": point.seed,
-        "requests": len(records),
-        "accuracy": load.accuracy(records),
-        "accuracy_in_time": load.accuracy([r for r in records if met(r)]),
-        "accuracy_kind": load.accuracy_kind,
-        **summary(world, world.scheduler.reconfiguration.changes),
-    }
-    if len(setting.class_shares) > 1:
-        row["accuracy_weighted"], row["classes"] = _by_class(load, records)
-    return Outcome(
-        row,
-        [] if timeline is None else timeline.rows(),
-        meter.us_per_call() if meter else None,
-    )
+    task = _Task(experiments, runners)
+    cells = [Cell(n, name) for n, one in enumerate(experiments) for name in one.compared]
+    searched = [cell for cell in cells if _searches(experiments[cell.number], cell.system)]
+    found = _all([(cell, None) for cell in searched], task, jobs, done)
+    points: list[Work] = []
+    for cell in cells:
+        experiment = experiments[cell.number]
+        peers = [found.get((Cell(cell.number, name), None)) for name in experiment.compared]
+        means = [sum(f.capacities) / len(f.capacities) for f in peers if f and f.capacities]
+        best_per_s = max(means, default=0.0)
+        shares = experiment.workload.rates_of_capacity
+        of_capacity = [round_rate(best_per_s * share) for share in shares]
+        own = found.get((cell, None))
+        chosen = own.chosen if own else cell.system
+        points += [
+            (cell, Point(cell.system, chosen, rate, seed))
+            for rate in sorted({*experiment.rates_per_s, *filter(None, of_capacity)})
+            for seed in experiment.seeds
+        ]
+    ran = _all(points, task, jobs, done)
+    results = [found[cell, None] for cell in searched] + [ran[point] for point in points]
+    return [outcome for result in results for outcome in result.outcomes]
 
 
-def _by_class(load: Load, records: Sequence[DiffusionRecord]) -> tuple[float | None, Row]:
-    """Accuracy of whole answers, each counted by its weight, and what became of each class."""
-    groups: dict[str, list[DiffusionRecord]] = {}
-    for record in records:
-        groups.setdefault(record.request.slo.slo_class, []).append(record)
-    classes, total, weights = {}, 0.0, 0.0
-    for name, group in sorted(groups.items()):
-        accuracy = load.accuracy(group)
-        classes[name] = {
-            "requests": len(group),
-            "attainment": attainment(group),
-            "accuracy": accuracy,
-            "threshold_mean": mean_threshold(group),
-        }
-        if accuracy is not None:
-            weight = group[0].request.slo.weight * sum(map(finished, group))
-            total, weights = total + weight * accuracy, weights + weight
-    return total / weights if weights else None, classes
+def _searches(experiment: Experiment, system: str) -> bool:
+    tuned = len(experiment.compared[system]) > 1
+    return tuned or experiment.capacity.search in (ALL, system)
 
 
-def simulate(
-    setting: Setting,
-    system: System,
-    load: Load,
-    seed: int,
-    model: StepModel | None = None,
-    learn: Sequence[Learn] = (),
-    timed: Timed = untimed,
-    on_handled: OnHandled | None = None,
-) -> tuple[World, Timeline | None]:
-    """A world that has run to its end, and its timeline if the setting asks for one."""
-    predictor = _predictor(system, load, model)
-    learns = (*learn, predictor.learn) if system.predictor == "mean" else learn
-    world = make_world(
-        setting, system, load.profiles, load.rows, predictor, seed, learns, timed, on_handled
-    )
-    world.start(specs(setting, system), load.requests)
-    timeline = Timeline(world, setting.timeline_s) if setting.timeline_s else None
-    with rare_collection():
-        world.run()
-    return world, timeline
+def _all(todo: Sequence[Work], task: _Task, jobs: int, done: Done) -> dict[Work, Found]:
+    results = {}
+    for key, result in spread(todo, task, jobs):
+        results[key] = result
+        done([outcome.row for outcome in result.outcomes])
+    return results
 
 
-@contextlib.contextmanager
-def rare_collection() -> Iterator[None]:
-    """A run makes millions of short-lived values that are in no cycle: looking for cycles among
-    all the others each time a few hundred are alive takes a tenth of its time.
+def search(experiment: Experiment, system: str, runner: Runner) -> Found:
+    """Tune a system if need be, and search its capacity for every seed if that is asked for.
+
+    A row of kind ``capacity`` is that of the run at this rate.
     """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(100_000, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
+    chosen, rate_per_s = _tuned(experiment, system, runner)
+    if experiment.capacity.search not in (ALL, system):
+        return Found(chosen)
+    outcomes, capacities = [], []
+    for seed in experiment.seeds:
+        probes = _Probes(experiment, Point(system, chosen, 0.0, seed), runner)
+        growth = NEXT_SEED if rate_per_s else FIRST_SEARCH
+        found = probes.search(rate_per_s or probes.first_per_s(), growth)
+        outcomes.append(probes.outcome(found))
+        capacities.append(found.per_s)
+        rate_per_s = found.per_s
+    return Found(chosen, outcomes, tuple(capacities))
 
 
-def _predictor(system: System, load: Load, model: StepModel | None) -> StepPredictor:
-    if system.predictor == "mean":
-        return MeanYield(load.yields)
-    if system.predictor == "oracle":
-        if not isinstance(load.rows, TraceExecutors):
-            raise FieldError("predictor", "only a trace knows its end: no oracle here")
-        return Oracle(load.rows)
-    assert model is not None, "the boosted predictor was trained before"
-    return BoostedSteps(model)
+def _tuned(experiment: Experiment, system: str, runner: Runner) -> tuple[str, float]:
+    """The candidate of the largest capacity, and that; 0 if there was nothing to choose from.
+
+    A candidate that does not hold the next rate above the best so far is asked nothing more.
+    """
+    names, how = experiment.compared[system], experiment.capacity
+    if len(names) == 1:
+        return names[0], 0.0
+    short, unmeasured = shortened(experiment), replace(runner, clock=None)
+    best, best_per_s = names[0], 0.0
+    for name in names:
+        probes = _Probes(short, Point(system, name, 0.0, how.tuning_seed), unmeasured)
+        rate_per_s = probes.first_per_s()
+        if best_per_s:
+            step = max(how.step_per_s, how.share * best_per_s)
+            rate_per_s = round_rate(best_per_s + step)
+            if not probes.holds(rate_per_s):
+                continue
+        found = probes.search(rate_per_s, FIRST_SEARCH)
+        if found.per_s > best_per_s:
+            best, best_per_s = name, found.per_s
+    return best, best_per_s
 
 
-def run_points(
-    experiment: Experiment, run: Callable[[Point], Outcome], jobs: int
-) -> Iterator[tuple[Point, Outcome]]:
-    """Run all points, in ``jobs`` processes if more than one, as they end."""
-    return spread(points(experiment), run, jobs)
+class _Probes:
+    """Tries rates of one candidate on the requests of one seed; remembers what was tried."""
+
+    def __init__(self, experiment: Experiment, point: Point, runner: Runner) -> None:
+        self._experiment, self._point, self._runner = experiment, point, runner
+        self._ran: dict[float, Outcome | None] = {}
+
+    def first_per_s(self) -> float:
+        """Where to begin, if nothing is known."""
+        experiment = self._experiment
+        if experiment.family is Family.AUTOREGRESSIVE:
+            return first_rate_per_s(experiment, self._point.seed)
+        return float(experiment.gpus)
+
+    def holds(self, rate_per_s: float) -> bool:
+        """Whether the rate is held."""
+        if rate_per_s not in self._ran:
+            point = replace(self._point, rate_per_s=rate_per_s)
+            self._ran[rate_per_s] = self._runner.try_rate(self._experiment, point)
+        outcome = self._ran[rate_per_s]
+        return outcome is not None and held(outcome.row, self._experiment.capacity.hold)
+
+    def search(self, first_per_s: float, growth: float) -> Capacity:
+        """The largest rate that is."""
+        how = self._experiment.capacity
+        return capacity(
+            self.holds, first_per_s, growth=growth, step_per_s=how.step_per_s, share=how.share
+        )
+
+    def outcome(self, found: Capacity) -> Outcome:
+        """What came of the rate that was found; of none, which run it was to be."""
+        best = self._ran.get(found.per_s)
+        if best is None:
+            names = identity(self._runner.simulation(self._experiment, self._point))
+            best = Outcome(row_of(names | {"rate_per_s": None, "rate_per_gpu_per_s": None}))
+        tried = [list(probe) for probe in found.probes]
+        row = best.row | {"kind": "capacity", "capacity_per_s": found.per_s, "probes": tried}
+        return replace(best, row=row)
 
 
 Task = TypeVar("Task")
@@ -260,39 +276,30 @@ def spread(
             pool.shutdown(cancel_futures=True)
 
 
-def results(
-    experiment: Experiment, command: str, commit: str | None, outcomes: dict[Point, Outcome]
-) -> dict[str, Any]:
+NAMES = (
+    "kind", "system", "tuned", "model", "workload", "rate_per_s", "rate_per_gpu_per_s",
+    "slo_multiple", "seed", "swept",
+)  # fmt: skip
+
+
+def results(table: Row, command: str, commit: str | None, outcomes: Sequence[Outcome]) -> Row:
     """The content of ``results.json``: nothing in it depends on the machine."""
-    ordered = [(point, outcomes[point]) for point in points(experiment)]
-    content: dict[str, Any] = {
+    content: Row = {
         "command": command,
         "commit": commit,
-        "config": experiment.as_table(),
-        "seeds": list(experiment.setting.seeds),
-        "rows": [outcome.row for _, outcome in ordered],
+        "config": table,
+        "seeds": table["seeds"],
+        "rows": [outcome.row for outcome in outcomes],
     }
-    if experiment.setting.timeline_s:
-        content["timelines"] = [
-            {**_name(point), "buckets": outcome.timeline} for point, outcome in ordered
-        ]
+    if any(outcome.timeline for outcome in outcomes):
+        content["timelines"] = [{**_names(o), "buckets": o.timeline} for o in outcomes]
     return content
 
 
-def timings(experiment: Experiment, outcomes: dict[Point, Outcome]) -> dict[str, Any]:
+def timings(outcomes: Sequence[Outcome]) -> Row:
     """The content of ``timing.json``: what was measured on this machine."""
-    return {
-        "rows": [
-            {**_name(point), "scheduler_us_per_event": outcomes[point].scheduler_us_per_event}
-            for point in points(experiment)
-        ]
-    }
+    return {"rows": [{**_names(outcome), **outcome.timing} for outcome in outcomes]}
 
 
-def _name(point: Point) -> Row:
-    return {
-        "system": point.system,
-        "rate_per_gpu_per_s": point.rate_per_gpu_per_s,
-        "slo_multiple": point.slo_multiple,
-        "seed": point.seed,
-    }
+def _names(outcome: Outcome) -> Row:
+    return {name: outcome.row[name] for name in NAMES}

@@ -7,11 +7,13 @@ can be checked in the other on the same arrivals.
 import csv
 import gzip
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +22,30 @@ from stepserve.core.errors import FieldError
 
 Floats = NDArray[np.float64]
 
-ARRIVAL_COLUMNS = ("arrival_s", "timestamp")
-PROMPT_COLUMNS = ("input_tokens", "prompt_tokens", "contexttokens", "request tokens")
-OUTPUT_COLUMNS = ("output_tokens", "completion_tokens", "generatedtokens", "response tokens")
-"""Column names understood, in lower case: ours, then those of the Azure and BurstGPT traces."""
+ARRIVAL_COLUMNS = ("arrival_s", "arrived_s", "timestamp")
+PROMPT_COLUMNS = (
+    "input_tokens", "prompt_tokens", "input_length", "contexttokens", "request tokens"
+)  # fmt: skip
+OUTPUT_COLUMNS = (
+    "output_tokens", "completion_tokens", "output_length", "generatedtokens", "response tokens"
+)  # fmt: skip
+CLASS_COLUMNS = ("class", "slo_class")
+HASH_COLUMNS = ("hash_ids",)
+"""Names understood, in lower case: ours, then those of Mooncake, Azure and BurstGPT traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a workload; a length is ``None`` where the workload does not say it."""
+    """One request of a workload; a length is ``None`` where the workload does not say it.
+
+    ``block_hashes``: names of the blocks of its prompt, equal where prefixes are.
+    """
 
     at_s: float
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    slo_class: str = ""
+    block_hashes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +132,29 @@ def _unit_gaps(cv: float, count: int, rng: np.random.Generator) -> Floats:
     return rng.gamma(cv**-2, cv**2, count)
 
 
-def read_trace(path: Path) -> tuple[Arrival, ...]:
-    """Read a trace from CSV or gzipped CSV with a header row, in order of arrival.
+def read_trace(path: Path, *, timed: bool = True) -> tuple[Arrival, ...]:
+    """Read a trace, gzipped or not, in order of arrival.
 
-    Needs a column of arrival times (seconds, or ISO dates) and takes lengths where there are
-    columns for them; see ``ARRIVAL_COLUMNS`` and its neighbours for the names. Dates are
-    counted from the earliest, seconds are taken as they are. Raises FieldError naming the
-    column (and the line) at fault.
+    It is CSV with a header row, or JSON lines (``.jsonl``). It needs arrival times (seconds, or
+    ISO dates; a ``timestamp`` in JSON lines is in milliseconds, as Mooncake writes it) unless it
+    is not ``timed``, and takes lengths, SLO classes and block hashes where it has them; see
+    ``ARRIVAL_COLUMNS`` and its neighbours for the names. Dates are counted from the earliest,
+    seconds are taken as they are. Raises FieldError naming the column (and the line) at fault.
     """
-    with _open(path) as file:
-        rows = csv.DictReader(file)
-        names = {name.strip().lower(): name for name in rows.fieldnames or ()}
-        when = _column(names, ARRIVAL_COLUMNS)
-        if when is None:
-            known = ", ".join(ARRIVAL_COLUMNS)
-            raise FieldError(ARRIVAL_COLUMNS[0], f"no such column in {path}; understood: {known}")
-        lengths = _column(names, PROMPT_COLUMNS), _column(names, OUTPUT_COLUMNS)
-        found = [_arrival(row, when, lengths, f"{path}:{rows.line_num}") for row in rows]
+    read = _json_rows if ".jsonl" in path.suffixes else _csv_rows
+    found: list[Arrival] = []
+    when = ""
+    try:
+        for row, place in read(path):
+            when = _name(row, ARRIVAL_COLUMNS)
+            if not when and timed:
+                known = ", ".join(ARRIVAL_COLUMNS)
+                raise FieldError("arrival_s", f"no such column in {path}; understood: {known}")
+            found.append(_arrival(row, when, place, 1e-3 if read is _json_rows else 1.0))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise FieldError("file", f"{path} cannot be read: {error}") from error
     if not found:
-        raise FieldError(when, f"no rows in {path}")
+        raise FieldError(when or ARRIVAL_COLUMNS[0], f"no rows in {path}")
     found.sort(key=lambda a: a.at_s)
     origin_s = found[0].at_s if found[0].at_s > _EPOCH_S else 0.0
     return tuple(replace(a, at_s=a.at_s - origin_s) for a in found)
@@ -146,24 +163,55 @@ def read_trace(path: Path) -> tuple[Arrival, ...]:
 _EPOCH_S = 1e8
 """A time beyond three years is a date, not an offset."""
 
+_Row = Mapping[str, Any]
+
 
 def _open(path: Path) -> IO[str]:
-    return gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="")
+    """As UTF-8; a mark at its beginning is no part of the first name."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
-def _column(names: dict[str, str], wanted: tuple[str, ...]) -> str | None:
-    return next((names[name] for name in wanted if name in names), None)
+def _csv_rows(path: Path) -> Iterator[tuple[_Row, str]]:
+    with _open(path) as file:
+        rows = csv.DictReader(file)
+        names = {name: name.strip().lower() for name in rows.fieldnames or ()}
+        for row in rows:
+            lower = {names[name]: value for name, value in row.items() if name in names}
+            yield lower, f"{path}:{rows.line_num}"
 
 
-def _arrival(
-    row: dict[str, str], when: str, lengths: tuple[str | None, str | None], place: str
-) -> Arrival:
-    prompt, output = (None if name is None else _tokens(row, name, place) for name in lengths)
-    return Arrival(_seconds(row, when, place), prompt, output)
+def _json_rows(path: Path) -> Iterator[tuple[_Row, str]]:
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise FieldError("file", f"{path}:{number} is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise FieldError("file", f"{path}:{number} is no JSON object")
+            yield {name.lower(): value for name, value in row.items()}, f"{path}:{number}"
 
 
-def _seconds(row: dict[str, str], name: str, place: str) -> float:
-    text = row[name] or ""
+def _name(row: _Row, wanted: tuple[str, ...]) -> str:
+    return next((name for name in wanted if name in row), "")
+
+
+def _arrival(row: _Row, when: str, place: str, timestamp_s: float) -> Arrival:
+    seconds = _seconds(row, when, place) if when else 0.0
+    hashes = row.get(_name(row, HASH_COLUMNS), ())
+    return Arrival(
+        seconds * timestamp_s if when == "timestamp" else seconds,
+        _tokens(row, _name(row, PROMPT_COLUMNS), place),
+        _tokens(row, _name(row, OUTPUT_COLUMNS), place),
+        str(row.get(_name(row, CLASS_COLUMNS)) or ""),
+        tuple(hashes) if isinstance(hashes, list) else (),
+    )
+
+
+def _seconds(row: _Row, name: str, place: str) -> float:
+    text = str(row[name] if row[name] is not None else "")
     try:
         seconds = float(text)
     except ValueError:
@@ -180,8 +228,10 @@ def _date(text: str, name: str, place: str) -> float:
         raise FieldError(name, f"neither seconds nor a date at {place}: {text!r}") from None
 
 
-def _tokens(row: dict[str, str], name: str, place: str) -> int:
-    text = row[name] or ""
+def _tokens(row: _Row, name: str, place: str) -> int | None:
+    if not name:
+        return None
+    text = str(row[name] if row[name] is not None else "")
     try:
         count = int(text)
     except ValueError:

@@ -56,32 +56,28 @@ from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import ClusterPlan, Planner
 from stepserve.core.protocols import CostModel, StepPredictor
-from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.request import FinishReason, Request
 from stepserve.core.segment import SegmentEnd
-from stepserve.core.step import Batch, Step, StepOutcome
+from stepserve.core.step import Batch
 
 from .delays import Delays
 from .executors import Executors
 from .faults import FaultConfig, Faults
-from .instance import ANSWER, BATCH_ENDS, CLIENT, MESSAGE, Instance
+from .instance import (
+    ANSWER,
+    BATCH_ENDS,
+    CLIENT,
+    MESSAGE,
+    Instance,
+    Learn,
+    OnHandled,
+    Timed,
+    untimed,
+)
 from .record import RequestRecord
 from .transfers import Transfers
 
 Event = tuple[float, int, int, Callable[[Any, Any], None], Any, Any]
-Timed = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-
-
-def untimed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Leaves a part as it is."""
-    return call
-
-
-Learn = Callable[[Request, Progress, StepOutcome, Step], None]
-
-
-OnHandled = Callable[[InstanceSpec | None, int, float, Any, list[Any]], None]
-"""Told of every call of ``handle``: instance and incarnation (a global scheduler: none, and how
-many came before it), time, event, actions."""
 
 
 class World:

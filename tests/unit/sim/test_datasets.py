@@ -11,7 +11,6 @@ from stepserve.sim.datasets import (
     poisson,
     published_requests,
     published_run,
-    two_hours,
 )
 
 
@@ -56,23 +55,6 @@ def test_sharegpt_without_data_resembles_the_public_set(monkeypatch, tmp_path):
 def test_constant_gaps():
     arrivals = [r.arrival_s for r in poisson("gsm8k", 4.0, 5, 0, cv=0.0)]
     assert arrivals == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.25])
-
-
-def test_the_two_hour_curve_has_the_published_windows():
-    requests = two_hours("gsm8k", 20.2167, 3)
-    assert len(requests) == pytest.approx(63_736, rel=0.02)
-    per_window = [0] * 24
-    for r in requests:
-        per_window[int(r.arrival_s // 300)] += 1
-    assert per_window[16] == max(per_window) == pytest.approx(6065, rel=0.05)
-    assert per_window[5] == pytest.approx(194, rel=0.25)
-
-
-def test_a_shorter_window_keeps_the_rates():
-    assert max(burstgpt_curve(8.0, 60.0).rates_per_s) == 8.0
-    short = two_hours("gsm8k", 8.0, 0, window_s=30.0)
-    assert short[-1].arrival_s < 720.0
-    assert len(short) == pytest.approx(63_736 * 8.0 / 20.2167 / 10, rel=0.1)
 
 
 def test_published_runs():

@@ -14,7 +14,6 @@ from stepserve.sim.lengths import (
     TRACES,
     recorded,
     token_lengths,
-    token_requests,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "experiments/calibration"))
@@ -37,24 +36,6 @@ def test_a_request_depends_on_seed_and_number_alone(workload, seed, count, more)
     few, all_ = (token_lengths(workload, n, seed) for n in (count, count + more))
     assert few == all_[:count]
     assert all(p >= 1 and o >= 1 for p, o in all_)
-
-
-@settings(max_examples=40, deadline=None)
-@given(workloads, seeds, st.floats(0.5, 20.0), st.floats(1.1, 4.0))
-def test_another_rate_stretches_the_same_requests(workload, seed, rate, factor):
-    slow = token_requests(workload, rate, seed, requests=30)
-    fast = token_requests(workload, rate * factor, seed, requests=30)
-    assert [r.index for r in slow] == list(range(30))
-    for a, b in zip(slow, fast, strict=True):
-        assert a.arrival_s == pytest.approx(factor * b.arrival_s)
-        assert (a.prompt_tokens, a.output_tokens) == (b.prompt_tokens, b.output_tokens)
-
-
-def test_a_longer_run_begins_with_the_shorter():
-    short, long = (token_requests("hybrid", 5.0, 3, duration_s=d) for d in (60.0, 200.0))
-    assert short == long[: len(short)]
-    assert len(long) == pytest.approx(1000, rel=0.15)
-    assert long[-1].arrival_s < 200.0
 
 
 @pytest.mark.parametrize("workload", [w for w in TOKEN_WORKLOADS if w not in FIXED])

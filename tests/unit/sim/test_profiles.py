@@ -2,22 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 from stepserve.cost.step_table import StepProfile
 from stepserve.sim import data
-from stepserve.sim.cluster import profiles
-from stepserve.sim.config import Setting, System
 from stepserve.sim.datasets import published_run
+from stepserve.sim.diffusion import DiffusionSimulation
+from stepserve.sim.experiment import read_experiment
 from stepserve.sim.outcomes import MEAN_STEPS
-from stepserve.sim.profiles import (
-    HostOverhead,
-    host_overhead,
-    step_profile,
-)
-from stepserve.sim.run import Point, denoised, simulate
-from stepserve.sim.systems import SYSTEMS
-from stepserve.sim.traced import make_load
+from stepserve.sim.profiles import HostOverhead, host_overhead, profiles, step_profile
+from stepserve.sim.simulation import Point
 
 NAMES = [(gpu, "llada-8b", tp) for gpu in ("H100", "GH200", "GH200-graphs") for tp in (1, 2, 4)]
 NAMES += [("H100", "dream-7b", tp) for tp in (1, 2, 4)]
@@ -128,16 +121,14 @@ def test_a_measured_table_is_hardware(tmp_path, no_data):
     path = tmp_path / "card.json"
     table = StepProfile((32, 512, 8192), (0.004, 0.01, 0.2), "measured: a card")
     table.save(path)
-    setting, system = Setting(hardware=str(path)), System()
-    assert profiles(setting, system) == {1: table}
-    planned = replace(system, control=replace(system.control, planner=Choice("greedy")))
+    assert profiles(str(path), "mine", (1,)) == {1: table}
     with pytest.raises(FieldError, match=r"hardware: no file .*card_tp2.json .* TP degree 2"):
-        profiles(setting, planned)
+        profiles(str(path), "mine", (1, 2, 4))
     for degree in (2, 4):
         replace(table, host_s=degree).save(tmp_path / f"card_tp{degree}.json")
-    assert [p.host_s for p in profiles(setting, planned).values()] == [0.0, 2, 4]
+    assert [p.host_s for p in profiles(str(path), "mine").values()] == [0.0, 2, 4]
     with pytest.raises(FieldError, match="hardware: no file"):
-        profiles(replace(setting, hardware="nowhere.json"), system)
+        profiles("nowhere.json", "mine")
 
 
 def test_a_simulation_runs_on_a_measured_table(tmp_path, no_data):
@@ -146,8 +137,11 @@ def test_a_simulation_runs_on_a_measured_table(tmp_path, no_data):
     for seconds in (0.02, 0.2):
         path = tmp_path / f"{seconds}.json"
         StepProfile((8192,), (seconds,), "made up").save(path)
-        setting = Setting(hardware=str(path), nodes=(1,), requests=3, rates_per_gpu_per_s=(1e-4,))
-        load = make_load(setting, SYSTEMS["infaas"], Point("infaas", 1e-4, 5.0, 0))
-        world, _ = simulate(setting, SYSTEMS["infaas"], load, 0)
-        lasted.append(sum(r.answered_s - r.request.arrival_s for r in denoised(world)))
+        workload = {"name": "gsm8k", "requests": 3, "rates_per_s": [1e-4]}
+        setting = {"model": "llada-8b", "hardware": str(path), "instances": 1}
+        table = {"systems": ["infaas"], "setting": setting, "workload": workload}
+        point = Point("infaas", "infaas", 1e-4, 0)
+        world = DiffusionSimulation(read_experiment(table), point).world()
+        world.run()
+        lasted.append(sum(r.latency_s for r in world.records.values()))
     assert lasted[1] == pytest.approx(10 * lasted[0], rel=0.05)

@@ -1,0 +1,345 @@
+"""Reads experiments from TOML, strictly: docs/simulator.md, "Experiment files".
+
+A file is a table. ``[quick]``, ``--set`` and ``[sweep]`` lay values over it by dotted keys before
+anything is understood, so any key can be changed, and any key can be swept. ``[figure]`` is of
+``experiments/lib/figures.py`` alone.
+"""
+
+import difflib
+import itertools
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepserve.core.config import as_table, from_table
+from stepserve.core.errors import FieldError
+from stepserve.core.request import Family
+
+from .a100 import known_models
+from .config import (
+    ALL,
+    NONE,
+    CapacitySearch,
+    InstanceGroup,
+    Setting,
+    SLOClass,
+    System,
+    Workload,
+    one_of,
+)
+from .datasets import DATASETS
+from .hosts import Host, hosts
+from .lengths import TOKEN_WORKLOADS
+from .recording import Recording
+from .systems import FRESH, SYSTEMS, candidates
+
+T = TypeVar("T")
+Table = dict[str, Any]
+
+ROWS: Mapping[str, Any] = {
+    "system": {"name", "base", "best_of", *(f.name for f in fields(System))},
+    "slo": {f.name for f in fields(SLOClass)},
+    "instances": {f.name for f in fields(InstanceGroup)},
+}
+"""Keys of the tables in an array of that name. Any other word in its place is a ``name``."""
+
+DIFFUSION_MODELS = ("llada-8b", "dream-7b", "bundled")
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What is served on what, and the systems to compare, in order.
+
+    ``compared`` has the candidates of each name: itself alone, if there is nothing to tune;
+    ``systems`` has all candidates. ``swept``: the values that this one of a sweep has.
+    """
+
+    family: Family
+    setting: Setting
+    workload: Workload
+    slo: tuple[SLOClass, ...]
+    capacity: CapacitySearch
+    compared: Mapping[str, tuple[str, ...]]
+    systems: Mapping[str, System]
+    seeds: tuple[int, ...] = (0,)
+    swept: Mapping[str, Any] = field(default_factory=dict)
+    recording: Recording | None = None
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The instances at the start."""
+        return hosts(self.setting)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return sum(self.setting.nodes) or sum(host.degree for host in self.hosts)
+
+    @property
+    def rates_per_s(self) -> tuple[float, ...]:
+        """The given rates; 0 for that of the recording."""
+        workload = self.workload
+        given = (*workload.rates_per_s, *(r * self.gpus for r in workload.rates_per_gpu_per_s))
+        as_recorded = workload.arrivals == "recorded" and self.capacity.search == NONE
+        return given or ((0.0,) if as_recorded else ())
+
+    def as_table(self) -> Table:
+        """The resolved configuration as TOML values, to be kept beside results."""
+        tuned = [
+            {"name": name, "best_of": list(choice)}
+            for name, choice in self.compared.items()
+            if choice != (name,)
+        ]
+        own = [{"name": name, **as_table(system)} for name, system in self.systems.items()]
+        return {
+            "seeds": list(self.seeds),
+            "setting": as_table(self.setting),
+            "workload": as_table(self.workload),
+            "slo": [as_table(one) for one in self.slo],
+            "capacity": as_table(self.capacity),
+            "systems": list(self.compared),
+            "system": [*own, *tuned],
+        }
+
+
+def read_table(
+    path: Path, *, quick: bool = False, changes: Sequence[str] = (), partial: bool = False
+) -> Table:
+    """An experiment's table, with ``[quick]`` and changes (``KEY=VALUE``) laid over it.
+
+    A ``partial`` one needs no setting. Raises FieldError if there is none.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise FieldError("config", f"{path} cannot be read: {error}") from error
+    if "setting" not in table and not partial:
+        raise FieldError("setting", f"{path} has none: see docs/simulator.md, Experiment files")
+    return changed(table, quick=quick, changes=changes)
+
+
+def changed(table: Table, *, quick: bool = False, changes: Sequence[str] = ()) -> Table:
+    """A table with its ``[quick]`` and with changes (``KEY=VALUE``) laid over it."""
+    quickly = table.get("quick", {})
+    table = {key: value for key, value in table.items() if key not in ("quick", "figure")}
+    for key, value in _leaves(quickly) if quick else ():
+        table = put(table, key, value)
+    for change in changes:
+        key, _, text = change.partition("=")
+        table = put(table, key.strip(), _value(text.strip()))
+    return table
+
+
+def _value(text: str) -> Any:
+    """A TOML value; what is none is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def read_experiments(table: Table, recording: Recording | None = None) -> list[Experiment]:
+    """The experiment of each combination of swept values; one without a sweep.
+
+    Raises FieldError naming the dotted key at fault.
+    """
+    rest = {key: value for key, value in table.items() if key != "sweep"}
+    sweep = dict(_leaves(table.get("sweep", {})))
+    for key, values in sweep.items():
+        if not isinstance(values, list) or not values:
+            raise FieldError(f"sweep.{key}", "needs a list of values")
+    found = []
+    for values in itertools.product(*sweep.values()):
+        swept = dict(zip(sweep, values, strict=True))
+        one = rest
+        for key, value in swept.items():
+            one = put(one, key, value)
+        found.append(replace(read_experiment(one, recording), swept=swept))
+    return found
+
+
+def _leaves(table: Table, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted key."""
+    for key, value in table.items():
+        dotted = f"{path}.{key}" if path else key
+        if isinstance(value, dict):
+            yield from _leaves(value, dotted)
+        else:
+            yield dotted, value
+
+
+def put(table: Table, key: str, value: Any) -> Table:
+    """A copy of a table with the value of a dotted key changed.
+
+    Of an array of tables, a number means that table, a key of its tables means all of them, and
+    any other word the one of that ``name``, which is added if there is none.
+    """
+    result: Table = _put(table, key.split("."), value, key, "")
+    return result
+
+
+def _put(node: Any, parts: list[str], value: Any, key: str, within: str) -> Any:
+    if not parts:
+        return value
+    head, rest = parts[0], parts[1:]
+    if within in ROWS:
+        rows = _rows(node, within)
+        if head.isdecimal() and int(head) < len(rows):
+            chosen, rest = [int(head)], rest
+        elif head in ROWS[within]:
+            rows = rows or [{}]
+            chosen, rest = list(range(len(rows))), parts
+        elif head.isdecimal() or not (rest or isinstance(value, dict)):
+            known = ", ".join(sorted(ROWS[within]))
+            raise FieldError(key, f"neither one of {len(rows)} tables nor a key of them: {known}")
+        else:
+            if all(row.get("name") != head for row in rows):
+                rows.append({"name": head})
+            chosen = [i for i, row in enumerate(rows) if row.get("name") == head]
+        return [_put(r, rest, value, key, "") if i in chosen else r for i, r in enumerate(rows)]
+    if node is not None and not isinstance(node, dict):
+        raise FieldError(key, f"{head} is not in a table")
+    return {**(node or {}), head: _put((node or {}).get(head), rest, value, key, head)}
+
+
+def _rows(node: Any, name: str) -> list[Any]:
+    """An array of tables; a number of instances counts for one."""
+    if name == "instances" and isinstance(node, int):
+        return [{"count": node}]
+    if not isinstance(node, list | None):
+        raise FieldError(name, "must be an array of tables")
+    return list(node or ())
+
+
+def read_experiment(table: Mapping[str, Any], recording: Recording | None = None) -> Experiment:
+    """The experiment of a table without a sweep."""
+    parts = {"seeds", "setting", "workload", "slo", "capacity", "system", "systems"}
+    for key in table:
+        if key not in parts:
+            known = ", ".join(sorted(parts))
+            raise FieldError(key, f"unknown key{nearest(key, parts)}; known: {known}")
+    setting = _setting(table.get("setting", {}))
+    family = _family(setting)
+    setting = replace(setting, family=family.value)
+    workload = _workload(table.get("workload", {}))
+    slo = tuple(_slo(_rows(table.get("slo"), "slo"), numbered=recording is None))
+    compared, systems = _systems(table, family, len(hosts(setting)))
+    capacity = from_table(CapacitySearch, table.get("capacity", {}), "capacity")
+    if capacity.search not in (ALL, NONE):
+        one_of("capacity.search", capacity.search, (ALL, NONE, *compared))
+    if workload.rates_of_capacity and capacity.search == NONE:
+        raise FieldError("workload.rates_of_capacity", "needs a capacity to be searched")
+    if len({one.name for one in slo}) < len(slo):
+        raise FieldError("slo.name", "is given twice")
+    experiment = Experiment(
+        family,
+        setting,
+        workload,
+        slo or (() if recording else (SLOClass("class0"),)),
+        capacity,
+        compared,
+        systems,
+        _seeds(table.get("seeds", [0])),
+        recording=recording,
+    )
+    if not (experiment.rates_per_s or capacity.search != NONE):
+        raise FieldError("workload.rates_per_s", "at which rates? or search a capacity")
+    return experiment
+
+
+def _setting(table: Mapping[str, Any]) -> Setting:
+    rest = dict(table)
+    if "instances" in rest:
+        rest["instances"] = _rows(rest["instances"], "instances")
+    return from_table(Setting, rest, "setting")
+
+
+def _workload(table: Mapping[str, Any]) -> Workload:
+    workload = from_table(Workload, table, "workload")
+    if workload.name:
+        one_of("workload.name", workload.name, (*DATASETS, *TOKEN_WORKLOADS, "bundled"))
+    return workload
+
+
+def _slo(rows: Sequence[Any], numbered: bool) -> Iterator[SLOClass]:
+    """A class of each table; those without a name are ``numbered``, if they need one."""
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise FieldError(f"slo.{i}", "must be a table")
+        start = {"name": f"class{i}"} if numbered else {}
+        yield from_table(SLOClass, {**start, **row}, f"slo.{i}")
+
+
+def _seeds(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(type(v) is not int or v < 0 for v in values):
+        raise FieldError("seeds", "needs a list of whole numbers that are not negative")
+    return tuple(values)
+
+
+def _family(setting: Setting) -> Family:
+    known = dict.fromkeys(DIFFUSION_MODELS, Family.DIFFUSION)
+    known |= dict.fromkeys(known_models(), Family.AUTOREGRESSIVE)
+    if setting.family:
+        one_of("setting.family", setting.family, Family)
+    family = Family(setting.family) if setting.family else known.get(setting.model)
+    if family is None or known.get(setting.model, family) is not family:
+        what = f"needed for {setting.model!r}, and must be its own; known: {', '.join(known)}"
+        raise FieldError("setting.family", what)
+    return family
+
+
+def _systems(
+    table: Mapping[str, Any], family: Family, instances: int
+) -> tuple[dict[str, tuple[str, ...]], dict[str, System]]:
+    """What each name is to be chosen from, and all systems needed.
+
+    Compared are the ``systems`` named, by default all that have a table.
+    """
+    systems, choices, names = dict(SYSTEMS[family]), {}, []
+    for row in _rows(table.get("system"), "system"):
+        rest = dict(row)
+        name, base, best = (rest.pop(key, None) for key in ("name", "base", "best_of"))
+        if not isinstance(name, str):
+            raise FieldError("system.name", "needed")
+        if base is not None and base not in systems:
+            raise _unknown_system(f"system.{name}.base", base, systems)
+        names.append(name)
+        if best is not None:
+            choices[name] = tuple(best)
+        elif rest or base:
+            start = systems.get(base or name, FRESH[family])
+            systems[name] = from_table(System, rest, f"system.{name}", start)
+    names = table.get("systems", names)
+    if not isinstance(names, list) or not names:
+        raise FieldError("systems", "needs a list of names, or tables [[system]]")
+    compared = {
+        name: choices.get(name) or candidates(family, name, instances) or (name,) for name in names
+    }
+    used = [one for choice in compared.values() for one in choice]
+    for name in used:
+        if name not in systems:
+            raise _unknown_system("systems", name, systems)
+    return compared, {name: systems[name] for name in used}
+
+
+def _unknown_system(field: str, name: str, known: Iterable[str]) -> FieldError:
+    """What to raise for a name that is none of the known ones."""
+    return FieldError(field, f"unknown {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A question that names the nearest known word, if one is near."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
+    """``table`` with ``changes`` laid over it; tables are merged, the rest replaced."""
+    result = dict(table)
+    for key, value in changes.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
+    return result
