@@ -74,7 +74,7 @@ def card(**changes):
     return ModelCard(**(facts | changes))
 
 
-AUTOREGRESSIVE = {"family": Family.AUTOREGRESSIVE, "own_fields": frozenset()}
+AUTOREGRESSIVE = {"family": Family.AUTOREGRESSIVE, "request_fields": frozenset()}
 
 
 def byte_ids(text):

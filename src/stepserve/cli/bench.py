@@ -307,7 +307,9 @@ def print_report(result: Result, out: Console) -> None:
                 out.print(f"{name}: first of the {outcome}: {said}", markup=False)
         if odd := set[str]().union(*(s.record.reply.odd for s in run.scored)):
             names = ", ".join(sorted(odd))
-            out.print(f"{name}: left out what the server says in {names}: no number", markup=False)
+            out.print(
+                f"{name}: ignored {names} in the replies of this server: not a number", markup=False
+            )
         if not run.summary.completed:
             out.print(f"{name}: no request was completed")
 

@@ -49,7 +49,7 @@ classes.toml has one table per kind of request:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outlook:
+class LayoutEstimate:
     """What stage 1 plans for a layout. ``None`` for the rest if it cannot carry the load.
 
     Planned, not measured: mean latencies of a steady state, without queueing.
@@ -139,23 +139,23 @@ def run(args: argparse.Namespace) -> int:
     planner = GreedyPlanner() if args.planner == "greedy" else TwoStagePlanner(capacity=stage)
     problem, source = _problem(args)
 
-    def outlook(slots: tuple[Slot, ...]) -> Outlook:
+    def estimate(slots: tuple[Slot, ...]) -> LayoutEstimate:
         instances = counts(slots)
         found = stage.solve(problem, instances) or stage.solve(problem, instances, late=True)
         if found is None:
-            return Outlook(slots)
+            return LayoutEstimate(slots)
         values = found.mean_threshold, found.slack, found.use, found.latency_s
-        return Outlook(slots, *values)
+        return LayoutEstimate(slots, *values)
 
     splits = [partitions(gpus, problem.tp_degrees) for gpus in problem.gpus_per_node]
     smallest = arrange(problem, [max(options, key=len) for options in splits])
     plan = planner.target(dataclasses.replace(problem, present=smallest))
     optimum = TwoStagePlanner(capacity=stage).target(problem)
-    outlooks = {"recommended": outlook(plan.slots), "smallest": outlook(smallest)}
-    outlooks["optimum"] = outlook(optimum.slots)
-    print(_text(problem, source, plan.why, outlooks))
-    write_json("--json", args.json, _as_json(problem, source, plan.why, outlooks))
-    if unmet := _unmet(problem, outlooks["optimum"]):
+    estimates = {"recommended": estimate(plan.slots), "smallest": estimate(smallest)}
+    estimates["optimum"] = estimate(optimum.slots)
+    print(_text(problem, source, plan.why, estimates))
+    write_json("--json", args.json, _as_json(problem, source, plan.why, estimates))
+    if unmet := _unmet(problem, estimates["optimum"]):
         print(unmet)
     return 1 if unmet else 0
 
@@ -299,9 +299,11 @@ def _load(path: Path) -> Any:
         raise FieldError("--profile", f"cannot read {path}: {error!r}") from error
 
 
-def _text(problem: PlanProblem, source: str, why: str, outlooks: Mapping[str, Outlook]) -> str:
+def _text(
+    problem: PlanProblem, source: str, why: str, estimates: Mapping[str, LayoutEstimate]
+) -> str:
     rate = sum(c.rate_per_s for c in problem.classes)
-    slots = outlooks["recommended"].slots
+    slots = estimates["recommended"].slots
     lines = [source, f"planned load: {rate:.2f} requests/s, headroom included", ""]
     lines += [f"recommended: {_counts(slots)}  ({why})", *_nodes(slots), ""]
     names = ["mean confidence threshold", "slack, share of the SLO", "capacity used"]
@@ -310,20 +312,20 @@ def _text(problem: PlanProblem, source: str, why: str, outlooks: Mapping[str, Ou
         lengths = f"{c.prompt_tokens} + {c.output_tokens} tokens"
         names.append(f"latency of {lengths} (SLO {c.slo_s:g} s)")
     columns = [["planned", *names]]
-    for name, outlook in {_counts(o.slots): o for o in outlooks.values()}.items():
-        columns.append([name, *_cells(problem, outlook)])
+    for name, estimate in {_counts(o.slots): o for o in estimates.values()}.items():
+        columns.append([name, *_cells(problem, estimate)])
     widths = [max(map(len, column)) for column in columns]
     for first, *others in zip(*columns, strict=True):
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
         lines.append("   ".join([f"{first:{widths[0]}}", *cells]))
-    optimum = _counts(outlooks["optimum"].slots)
+    optimum = _counts(estimates["optimum"].slots)
     if optimum != _counts(slots):
         lines.append(f"Best numbers, whatever a change costs: {optimum}.")
     lines.append("Planned means of a steady state: queueing and spread come on top.")
     return "\n".join(lines)
 
 
-def _unmet(problem: PlanProblem, best: Outlook) -> str | None:
+def _unmet(problem: PlanProblem, best: LayoutEstimate) -> str | None:
     """A sentence if even the best layout found misses an SLO, or cannot carry the load."""
     if best.latency_s is None:
         return "The load cannot be carried: no layout of these GPUs has the capacity."
@@ -336,15 +338,15 @@ def _unmet(problem: PlanProblem, best: Outlook) -> str | None:
     return f"{told}{'; '.join(late)}." if late else None
 
 
-def _cells(problem: PlanProblem, outlook: Outlook) -> list[str]:
-    if outlook.latency_s is None:
+def _cells(problem: PlanProblem, estimate: LayoutEstimate) -> list[str]:
+    if estimate.latency_s is None:
         return ["overloaded"] * (4 + len(problem.classes))
     return [
-        f"{outlook.mean_threshold:.3f}",
-        f"{outlook.slack:.3f}",
-        f"{outlook.use:.0%}",
-        f"{outlook.met(problem.classes):.0%}",
-        *(f"{latency_s:.2f} s" for latency_s in outlook.latency_s),
+        f"{estimate.mean_threshold:.3f}",
+        f"{estimate.slack:.3f}",
+        f"{estimate.use:.0%}",
+        f"{estimate.met(problem.classes):.0%}",
+        *(f"{latency_s:.2f} s" for latency_s in estimate.latency_s),
     ]
 
 
@@ -370,22 +372,22 @@ def _nodes(slots: Sequence[Slot]) -> list[str]:
 
 
 def _as_json(
-    problem: PlanProblem, source: str, why: str, outlooks: Mapping[str, Outlook]
+    problem: PlanProblem, source: str, why: str, estimates: Mapping[str, LayoutEstimate]
 ) -> dict[str, Any]:
-    def of(outlook: Outlook) -> dict[str, Any]:
+    def of(estimate: LayoutEstimate) -> dict[str, Any]:
         return {
-            "slots": [{"node": s.node, "gpus": list(s.gpus)} for s in outlook.slots],
-            "overloaded": outlook.use is None,
-            "mean_threshold": outlook.mean_threshold,
-            "slack": outlook.slack,
-            "use": outlook.use,
-            "latency_s": outlook.latency_s,
-            "within_slo": outlook.met(problem.classes),
+            "slots": [{"node": s.node, "gpus": list(s.gpus)} for s in estimate.slots],
+            "overloaded": estimate.use is None,
+            "mean_threshold": estimate.mean_threshold,
+            "slack": estimate.slack,
+            "use": estimate.use,
+            "latency_s": estimate.latency_s,
+            "within_slo": estimate.met(problem.classes),
         }
 
     return {
         "step_times": source.splitlines(),
         "planned_rate_per_s": [c.rate_per_s for c in problem.classes],
         "why": why,
-        **{name: of(outlook) for name, outlook in outlooks.items()},
+        **{name: of(estimate) for name, estimate in estimates.items()},
     }

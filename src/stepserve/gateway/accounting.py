@@ -121,9 +121,9 @@ DLM: Fields = {
 _OF_SOME_FAMILIES = {"dlm": DLM}
 
 
-def objects(own_fields: frozenset[str]) -> Mapping[str, Fields]:
+def objects(request_fields: frozenset[str]) -> Mapping[str, Fields]:
     """``metrics`` and ``slo`` for every model; any other where its requests may have one, too."""
-    some = {name: fields for name, fields in _OF_SOME_FAMILIES.items() if name in own_fields}
+    some = {name: fields for name, fields in _OF_SOME_FAMILIES.items() if name in request_fields}
     return {"metrics": METRICS, "slo": SLO} | some
 
 

@@ -31,7 +31,7 @@ def create_app(
     unix_time: Callable[[], float] = time.time,
     ping_s: float = 15.0,
 ) -> FastAPI:
-    """Assemble the gateway around a world.
+    """Assemble the gateway in front of a cluster.
 
     ``unix_time`` (seconds) is read to stamp replies and to place absolute deadlines; latency
     is always measured on ``frontend.now_s``. ``ping_s``: silence after which a stream carries

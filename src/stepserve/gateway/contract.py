@@ -1,4 +1,4 @@
-"""What the gateway asks of whoever assembles it: facts about the model, and an observer."""
+"""What the gateway is given: facts about the served model, and who is told what happens."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,8 +31,8 @@ FAMILY_FIELDS = DIFFUSION_FIELDS
 class ModelCard:
     """Facts about the served model that requests are validated against.
 
-    ``context_tokens`` bounds prompt plus output canvas. ``own_fields`` are those of
-    ``FAMILY_FIELDS`` that its requests may have; its replies have the objects among them, too.
+    ``context_tokens`` bounds the prompt and its output, in whole blocks. ``request_fields`` are
+    those of ``FAMILY_FIELDS`` that its requests may have; its replies have the objects among them.
     ``mask_token_id`` may not occur in a prompt: the engine would take it for a position to fill.
     ``default_cache`` is the only one of a block-causal model (``CacheMode.BLOCK``). ``weighs``:
     whether a policy of this server makes use of ``slo.weight``.
@@ -44,7 +44,7 @@ class ModelCard:
     vocab_size: int
     eos_token_ids: frozenset[int]
     default_max_tokens: int
-    own_fields: frozenset[str] = DIFFUSION_FIELDS
+    request_fields: frozenset[str] = DIFFUSION_FIELDS
     block_lengths: tuple[int, ...] = (32,)
     default_block_length: int = 32
     mask_token_id: int | None = None
@@ -57,7 +57,7 @@ class ModelCard:
     @property
     def denoises(self) -> bool:
         """Whether answers are made block by block, as ``dlm`` of a request may say."""
-        return "dlm" in self.own_fields
+        return "dlm" in self.request_fields
 
 
 class Observer(Protocol):

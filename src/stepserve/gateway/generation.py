@@ -1,4 +1,4 @@
-"""Runs the samples of one HTTP request and merges their news into one ordered stream."""
+"""Runs the samples of one HTTP request and merges their updates into one ordered stream."""
 
 import asyncio
 import logging
@@ -53,8 +53,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What happened to a choice. The last news of a choice has ``ended``."""
+class ChoiceUpdate:
+    """New text of a choice, or its end. The last update of a choice has ``ended``."""
 
     choice: Choice
     delta: Delta
@@ -65,11 +65,11 @@ class Generation:
     """All samples of one HTTP request.
 
     Each sample is read by a task of its own until the frontend says that it ended, also after
-    the client has left: ``close`` only asks for an end. So every started sample is observed to
-    end, exactly once. The tasks are kept in ``readers`` while they run.
+    the client has left: ``close`` only asks for an end. So the observer is told of the end of
+    every sample that was started, once. The tasks are kept in ``readers`` while they run.
 
     ``receive`` is the request's ASGI channel, with the body already read: all that can still
-    come is the news that the client has left, streaming or not.
+    come is the message that the client has left, streaming or not.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Generation:
         self.choices = [Choice(sample, tokenizer) for sample in samples]
         self._frontend = frontend
         self._observer = observer
-        self._news: asyncio.Queue[News] = asyncio.Queue()
-        self._batch = len(self.choices)
+        self._updates: asyncio.Queue[ChoiceUpdate] = asyncio.Queue()
+        self._running = len(self.choices)
         self._watcher = asyncio.create_task(self._watch(receive))
         for choice in self.choices:
             reader = asyncio.create_task(self._read(choice))
@@ -94,23 +94,23 @@ class Generation:
 
     @property
     def over(self) -> bool:
-        """Whether the last news has been taken."""
-        return self._batch == 0
+        """Whether the last update has been taken."""
+        return self._running == 0
 
-    async def next(self, timeout_s: float | None = None) -> News | None:
-        """The next news, or ``None`` after ``timeout_s`` without any.
+    async def next(self, timeout_s: float | None = None) -> ChoiceUpdate | None:
+        """The next update, or ``None`` after ``timeout_s`` without any.
 
         Raises APIError when a sample failed: the request as a whole has then failed.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                news = await self._news.get()
+                update = await self._updates.get()
         except TimeoutError:
             return None
-        self._batch -= news.ended
-        if news.choice.failure is not None:
-            raise news.choice.failure
-        return news
+        self._running -= update.ended
+        if update.choice.failure is not None:
+            raise update.choice.failure
+        return update
 
     def close(self) -> None:
         """Stop what is still running. Call once the reply is over, for whatever reason."""
@@ -135,7 +135,7 @@ class Generation:
     async def _read(self, choice: Choice) -> None:
         if choice.cancelled is not None:  # the client left before this task first ran
             choice.failure = _client_left()
-            self._news.put_nowait(News(choice, Delta(), ended=True))
+            self._updates.put_nowait(ChoiceUpdate(choice, Delta(), ended=True))
             return
         request = choice.sample.request
         self._observer.started(request)
@@ -158,7 +158,7 @@ class Generation:
             case RequestRejected(retry_after_s, why):
                 choice.failure = rejected(retry_after_s, why)
                 self._observer.rejected(choice.sample.request)
-                self._news.put_nowait(News(choice, Delta(), ended=True))
+                self._updates.put_nowait(ChoiceUpdate(choice, Delta(), ended=True))
 
     def _take_tokens(self, choice: Choice, update: TokensEmitted) -> None:
         delta = choice.text.feed(update.tokens)
@@ -170,7 +170,7 @@ class Generation:
         if isinstance(choice.text.stop_reason, str):
             # Only the gateway knows stop strings; other ends the frontend finds by itself.
             self._cancel(choice, FinishReason.STOP)
-        self._news.put_nowait(News(choice, delta))
+        self._updates.put_nowait(ChoiceUpdate(choice, delta))
 
     def _take_end(self, choice: Choice, end: RequestEnded) -> None:
         failed = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED)
@@ -187,7 +187,7 @@ class Generation:
         choice.report = end.report
         reason = choice.text.finish or end.reason
         self._observer.finished(choice.sample.request, reason, len(choice.text.tokens), end.report)
-        self._news.put_nowait(News(choice, delta, ended=True))
+        self._updates.put_nowait(ChoiceUpdate(choice, delta, ended=True))
 
     def _fail(
         self,
@@ -200,7 +200,7 @@ class Generation:
         self._observer.finished(
             choice.sample.request, reason, len(choice.text.tokens), report or RequestReport()
         )
-        self._news.put_nowait(News(choice, Delta(), ended=True))
+        self._updates.put_nowait(ChoiceUpdate(choice, Delta(), ended=True))
 
 
 def _client_left() -> APIError:

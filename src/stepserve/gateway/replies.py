@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from stepserve.core.payload import SettledToken
 from stepserve.core.request import FinishReason
 from stepserve.gateway import accounting
-from stepserve.gateway.generation import Choice, News
+from stepserve.gateway.generation import Choice, ChoiceUpdate
 from stepserve.gateway.tokenizer import TextTokenizer
 
 Json = dict[str, Any]
@@ -175,14 +175,14 @@ class Reply:
             if part is not None:
                 yield self._chunk([part], choices)
 
-    def chunks(self, news: News, choices: Sequence[Choice], last: bool) -> Iterator[Json]:
-        """Chunks for one piece of news: text if there is any, then the end if it is one."""
-        choice = news.choice
-        scored = choice.sample.payload.sampling.logprobs is not None and news.delta.tokens
-        if news.delta.text or scored:
-            piece = self.shape.piece(choice, news.delta.text, news.delta.tokens)
+    def chunks(self, update: ChoiceUpdate, choices: Sequence[Choice], last: bool) -> Iterator[Json]:
+        """Chunks for one update: text if there is any, then the end if it is one."""
+        choice = update.choice
+        scored = choice.sample.payload.sampling.logprobs is not None and update.delta.tokens
+        if update.delta.text or scored:
+            piece = self.shape.piece(choice, update.delta.text, update.delta.tokens)
             yield self._chunk([piece], choices)
-        if news.ended:
+        if update.ended:
             closing = self._chunk([self.shape.closing(choice)], choices)
             yield closing if self.usage_chunk or not last else closing | self._summary(choices)
         if last and self.usage_chunk:

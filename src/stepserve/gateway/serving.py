@@ -18,7 +18,7 @@ from stepserve.gateway import accounting
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError, check_model
 from stepserve.gateway.fields import check_extra_fields, ignored_fields_header
-from stepserve.gateway.generation import Generation, News
+from stepserve.gateway.generation import ChoiceUpdate, Generation
 from stepserve.gateway.replies import ChatShape, CompletionShape, Json, Reply, Shape
 from stepserve.gateway.schemas import (
     ChatRequest,
@@ -52,7 +52,7 @@ class GenerationService:
         self._tokenizer = tokenizer
         self._translator = Translator(model, tokenizer)
         self._slo = SLOReader(config, model.weighs, observer.header_ignored)
-        self._objects = accounting.objects(model.own_fields)
+        self._objects = accounting.objects(model.request_fields)
         self._config = config
         self._observer = observer
         self._unix_time = unix_time
@@ -126,23 +126,23 @@ class GenerationService:
         )
 
     async def _events(
-        self, reply: Reply, generation: Generation, first: News | None
+        self, reply: Reply, generation: Generation, first: ChoiceUpdate | None
     ) -> AsyncIterator[str]:
         """Server-sent events; a failure is one event with the error, and the end."""
         choices = generation.choices
         try:
             for chunk in reply.opening(choices):
                 yield _event(chunk)
-            news = first
+            update = first
             while True:
-                if news is None:
+                if update is None:
                     yield ": ping\n\n"
                 else:
-                    for chunk in reply.chunks(news, choices, last=generation.over):
+                    for chunk in reply.chunks(update, choices, last=generation.over):
                         yield _event(chunk)
                 if generation.over:
                     break
-                news = await generation.next(self._ping_s)
+                update = await generation.next(self._ping_s)
             yield "data: [DONE]\n\n"
         except APIError as error:
             yield _event(error.body())

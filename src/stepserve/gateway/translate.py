@@ -148,7 +148,7 @@ class Translator:
     def _max_tokens(
         self, body: GenerationRequest, prompt: Prompt, options: DiffusionOptions
     ) -> int:
-        """Output limit, exact as asked; the canvas it is written on has whole blocks.
+        """Output limit, exact as asked; the positions reserved for it are whole blocks.
 
         Blocks begin where the prompt ends, those of a block-causal model at position 0.
         """
@@ -214,7 +214,7 @@ class Translator:
         )
 
     def _diffusion(self, body: GenerationRequest) -> DiffusionOptions:
-        for name in sorted(FAMILY_FIELDS - self.card.own_fields):
+        for name in sorted(FAMILY_FIELDS - self.card.request_fields):
             if getattr(body, name) is not None:
                 raise FieldError(
                     name, f"means nothing to {self.card.id!r}, an {self.card.family} model"

@@ -186,7 +186,7 @@ def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> Fas
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=frozenset(loaded.config.eos_token_ids),
         default_max_tokens=loaded.default_max_tokens,
-        own_fields=FAMILIES[loaded.family].request_fields,
+        request_fields=FAMILIES[loaded.family].request_fields,
         block_lengths=loaded.block_lengths,
         default_block_length=loaded.default_block_length,
         mask_token_id=loaded.config.mask_token_id,

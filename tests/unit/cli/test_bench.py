@@ -145,7 +145,7 @@ def test_another_server_may_give_our_names_another_meaning(
     path = tmp_path / "out.json"
     fake_server.report = {"dlm": [1], "metrics": {"forwards": "many"}, "slo": None}
     assert stepserve(*OPTIONS, "--detailed", "--json", str(path)) == 0
-    said = "run: left out what the server says in dlm, metrics.forwards: no number"
+    said = "run: ignored dlm, metrics.forwards in the replies of this server: not a number"
     assert said in capsys.readouterr().out
     run = json.loads(path.read_text())["variants"]["run"]
     assert (run["completed"], run["forwards_mean"], run["records"][0]["dlm"]) == (30, None, [1])
