@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from stepserve.core.config import ControlConfig
@@ -146,7 +147,7 @@ class Workload:
     def label(self) -> str:
         """What rows call it."""
         shapes = "+".join(f"{prompt}-{output}" for prompt, output in self.shapes)
-        return self.name or self.file or f"fixed-{shapes}"
+        return self.name or Path(self.file).name or f"fixed-{shapes}"
 
     def requests_at(self, rate_per_s: float) -> int:
         """How many requests a run at this rate has."""
