@@ -6,7 +6,9 @@ from pathlib import Path
 import plot
 import pytest
 import tables
-from lib.results import ROOT
+from lib.results import ROOT, read
+
+from stepserve.cli.main import main
 
 sys.path.insert(0, str(ROOT / "calibration"))
 import baseline_world
@@ -24,6 +26,22 @@ def test_figures_are_written_beside_the_results(row, save, tmp_path, monkeypatch
     assert capsys.readouterr().out.strip() == str(tmp_path / "migration" / "migration")
     for kind in ("png", "svg"):
         assert (tmp_path / "migration" / f"migration.{kind}").stat().st_size > 1000
+
+
+def test_what_the_simulator_writes_is_read(tmp_path, capsys):
+    config = ROOT / "smoke" / "smoke.toml"
+    out = tmp_path / "out"
+    assert main(["simulate", str(config), "--quick", "--jobs", "1", "--out", str(out)]) == 0
+    capsys.readouterr()
+    (tmp_path / "smoke").mkdir()
+    (out / "results.json").rename(tmp_path / "smoke" / "smoke.json")
+    rows, committed = (read(name, root).rows.all for name, root in (
+        ("smoke/smoke", tmp_path), ("bundled/bundled", ROOT)
+    ))  # fmt: skip
+    assert set(rows[0]) == set(committed[0])
+    assert any(
+        line.startswith("| gsm8k | 1.5 | 5 | stepserve |") for line in tables.everything(tmp_path)
+    )
 
 
 def test_a_folder_without_figures_is_named(monkeypatch, capsys):
