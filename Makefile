@@ -1,25 +1,28 @@
-# The same commands CI runs. Both README commands set up .venv at first use.
+# The same commands CI runs. `make serve` sets up .venv at first use, with what serving needs;
+# `make test` and `make check` add what development needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.dev
+PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: serve test check format size benchmarks experiments experiments-quick clean
 
 serve: $(READY)
 	$(BIN)/stepserve serve $(ARGS)
 
-test: $(READY)
+test: $(DEV)
 	$(BIN)/pytest $(ARGS)
 
-check: $(READY)
+check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/size_report.py
 
-format: $(READY)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -41,7 +44,7 @@ experiments-quick: $(READY)
 # All of them in full, into the committed results, figures and tables: hours. It says how long.
 FULL := $(filter-out smoke/%,$(patsubst experiments/%.toml,%,$(wildcard experiments/*/*.toml)))
 
-experiments: $(READY)
+experiments: $(DEV)
 	start=$$(date +%s); \
 	for name in $(FULL); do \
 		$(BIN)/stepserve simulate experiments/$$name.toml --jobs 2 --out out/full/$$name && \
@@ -51,12 +54,17 @@ experiments: $(READY)
 	$(BIN)/python experiments/plot.py
 	$(BIN)/python experiments/tables.py --write
 
-$(READY): pyproject.toml
-	@echo "setting up $(VENV): torch, then stepserve; some minutes, 1.5 GB"
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) to serve: some minutes, 280 MB to download and 1.2 GB on disk if pip finds"
+	@echo "torch for CPUs; torch with CUDA, which the public index has for Linux, is 6 GB (docs/operations.md)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $(READY)
+	$(PIP) --editable '.[engine]'
+	touch $@
+
+$(DEV): $(READY)
+	@echo "adding what tests and checks need: 140 MB to download, 500 MB on disk"
+	$(PIP) --editable '.[dev]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,3 +1,3 @@
 """stepserve: serve diffusion and autoregressive language models under latency deadlines."""
 
-__version__ = "0.2.0"
+__version__ = "0.4.0.dev0"

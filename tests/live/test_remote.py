@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import os
-import sys
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 
-from stepserve.cli.main import main
 from stepserve.core.config import ServeConfig
 from stepserve.core.request import CacheMode, FinishReason
 from stepserve.engine.ar_executor import AutoregressiveExecutor
@@ -157,10 +155,3 @@ async def test_requests_are_handed_over_between_processes(monkeypatch, tmp_path,
         assert len(copies) > len(parts)
         assert all(sent == held for sent, held in copies)
         await at_rest(cluster)
-
-
-def test_without_ray_the_option_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "stepserve.live.transport_ray", raising=False)
-    assert main(["serve", "--cluster", "ray"]) == 1
-    assert "cluster: needs Ray: pip install 'stepserve[ray]'" in capsys.readouterr().err

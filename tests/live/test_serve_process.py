@@ -111,13 +111,13 @@ def test_sigterm_finishes_what_was_accepted_and_takes_nothing_new():
     [
         (("--model", "nowhere"), "model: no config.json in nowhere"),
         (("--device", "cuda:99"), "device: 'cuda:99' cannot be used"),
-        (("--threshold-policy", "0.8"), "control.threshold: unknown policy '0.8'"),
+        (("--threshold-policy", "0.8"), "control.threshold: unknown '0.8'"),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_start(options, message):
     command = [sys.executable, "-m", "stepserve.cli.main", "serve", "--port", "0", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -129,5 +129,5 @@ def test_a_port_in_use_is_named_at_start():
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "stepserve.cli.main", "serve", "--port", port]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"port: 127.0.0.1:{port} cannot be used" in done.stderr

@@ -138,7 +138,7 @@ def test_what_is_no_event_log_is_refused(tmp_path, capsys, text, message):
     path = tmp_path / "other.jsonl"
     if text is not None:
         path.write_text(text)
-    assert main(["replay", str(path)]) == 1
+    assert main(["replay", str(path)]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -154,7 +154,7 @@ def test_the_story_of_a_request_is_told_stop_by_stop(logs, capsys):
     assert any(stop.startswith("recompute step on node0-gpu") for stop in stops)
     assert any(stop.startswith("cached step on node0-gpu") for stop in stops)
     assert stops[-1].startswith("finished (length): ")
-    assert main(["trace", str(logs[0]), "--request", "99"]) == 1
+    assert main(["trace", str(logs[0]), "--request", "99"]) == 2
     assert "no '99' among the 14 requests" in capsys.readouterr().err
 
 
@@ -202,5 +202,5 @@ def test_policies_of_others_serve_and_replay_from_the_header(tmp_path, capsys):
     assert changed.read_text() != text
     assert main(["replay", str(changed)]) == 1, "the options count"
     changed.write_text(text.replace("LowEarly", "Nobody", 1))
-    assert main(["replay", str(changed)]) == 1
+    assert main(["replay", str(changed)]) == 2
     assert "support.outside:Nobody cannot be loaded" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_event_logs_replay_and_step_logs_are_whole(tmp_path, capsys):
 def test_an_event_log_that_could_not_be_replayed_is_refused(tmp_path, capsys):
     (tmp_path / "config.toml").write_text(CONFIG)
     paths = ("--out", str(tmp_path), "--events", str(tmp_path))
-    assert main(["simulate", str(tmp_path / "config.toml"), "--jobs", "1", *paths]) == 1
+    assert main(["simulate", str(tmp_path / "config.toml"), "--jobs", "1", *paths]) == 2
     assert "--events" in capsys.readouterr().err
 
 

@@ -6,14 +6,16 @@ and ``run(args)``, which returns the exit status. What a user can put right is r
 """
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
+from typing import Any
 
 from stepserve import __version__
-from stepserve.core.errors import StepserveError
+from stepserve.core.errors import FieldError, StepserveError
 
 COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible API, under latency deadlines",
@@ -29,17 +31,36 @@ COMMANDS = {
 }
 
 
+EXTRAS = {
+    "torch": "engine",
+    "safetensors": "engine",
+    "huggingface_hub": "engine",
+    "ray": "ray",
+    "matplotlib": "plots",
+    "shtab": "completion",
+}
+"""By package that ``stepserve`` alone does not install: the extra that does."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 failed, 2 wrongly asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    name = next((word for word in arguments if not word.startswith("-")), None)
+    name = next((word for word in arguments if not word.startswith("-")), "")
+    called = f"stepserve {name}" if name in COMMANDS else "stepserve"
     try:
         args = _parser(name).parse_args(arguments)
         status: int = _module(args.command).run(args)
         sys.stdout.flush()
         return status
     except StepserveError as error:
-        print(f"stepserve {name}: {error}", file=sys.stderr)
+        print(f"{called}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, FieldError) else 1
+    except ModuleNotFoundError as error:
+        package = (error.name or "stepserve").partition(".")[0]
+        if package == "stepserve":
+            raise
+        wanted = f"'stepserve[{EXTRAS[package]}]'" if package in EXTRAS else package
+        print(f"{called}: needs {package}: pip install {wanted}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -48,13 +69,56 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser of the chosen command; the others are only listed, not imported."""
-    parser = argparse.ArgumentParser(prog="stepserve", description=_DESCRIPTION)
+class _Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` that names the nearest command, choice or option to a wrong one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See ``ArgumentParser``; nothing is left over, of a subcommand's arguments either."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hint = _nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _nearest(str(value), map(str, action.choices or ()))
+            raise
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a script that completes commands, options and files in a shell."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        """Print it and exit."""
+        import shtab
+
+        print(shtab.complete(_parser(*COMMANDS), shell=values))
+        parser.exit()
+
+
+def _parser(*chosen: str) -> argparse.ArgumentParser:
+    """The parser of the chosen commands; the others are only listed, not imported."""
+    parser = _Parser(prog="stepserve", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"stepserve {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script for the completion of commands and options, and exit",
+    )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        if name == chosen:
+        if name in chosen:
             _module(name).add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=summary)
@@ -65,13 +129,7 @@ _DESCRIPTION = "Serve diffusion and autoregressive language models under latency
 
 
 def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(f"stepserve.cli.{name}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("stepserve"):
-            raise
-        extra = "pip install 'stepserve[engine]'"
-        raise StepserveError(f"needs the package {error.name!r}; try {extra}") from error
+    return importlib.import_module(f"stepserve.cli.{name}")
 
 
 if __name__ == "__main__":

@@ -94,11 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
     if config.cluster == "local":
         return serve(config)
-    try:
-        from stepserve.live.transport_ray import RayCluster
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise FieldError("cluster", "needs Ray: pip install 'stepserve[ray]'") from error
+    from stepserve.live.transport_ray import RayCluster
+
     with RayCluster(config) as cluster:
         return serve(cluster.config, cluster.transport)

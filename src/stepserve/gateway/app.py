@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 
+from stepserve import __version__
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import Frontend
@@ -37,7 +37,7 @@ def create_app(
     is always measured on ``frontend.now_s``. ``ping_s``: silence after which a stream carries
     a keep-alive comment.
     """
-    app = FastAPI(title="stepserve", version=version("stepserve"))
+    app = FastAPI(title="stepserve", version=__version__)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(RequestIds)
@@ -94,7 +94,7 @@ class _Facts:
 
     async def version(self) -> dict[str, str]:
         """The version of stepserve."""
-        return {"version": version("stepserve")}
+        return {"version": __version__}
 
     async def models(self) -> dict[str, Any]:
         """The served model; 503 until it can be used."""

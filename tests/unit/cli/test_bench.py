@@ -100,7 +100,7 @@ def test_nothing_completed_is_a_failure(stepserve, fake_server, capsys):
 
 
 def test_a_report_without_a_folder_is_refused_before_the_run(stepserve, fake_server, capsys):
-    assert stepserve(*OPTIONS, "--json", "/nowhere/out.json") == 1
+    assert stepserve(*OPTIONS, "--json", "/nowhere/out.json") == 2
     assert "--json: no folder /nowhere" in capsys.readouterr().err
     assert not fake_server.bodies
 
@@ -116,7 +116,7 @@ def test_a_report_without_a_folder_is_refused_before_the_run(stepserve, fake_ser
 def test_options_that_make_no_sense_are_one_line_before_any_request(
     stepserve, fake_server, capsys, words, message
 ):
-    assert stepserve(*OPTIONS, *words) == 1
+    assert stepserve(*OPTIONS, *words) == 2
     assert capsys.readouterr().err == f"stepserve bench: {message}\n"
     assert not fake_server.bodies
 

@@ -69,15 +69,15 @@ def test_a_new_scheduler_is_asked_for(operator, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "status", "said"),
     [
-        (["--layout", "two"], "layout: 'two' is not like 2,1,1"),
-        (["--layout", "2,1"], "layout: does not fit"),
-        (["--drain", "nobody"], "there is no instance 'nobody'"),
+        (["--layout", "two"], 2, "layout: 'two' is not like 2,1,1"),
+        (["--layout", "2,1"], 1, "layout: does not fit"),
+        (["--drain", "nobody"], 1, "there is no instance 'nobody'"),
     ],
 )
-def test_what_is_refused_is_said_in_one_line(operator, capsys, words, said):
-    assert main.main(["cluster", *words]) == 1
+def test_what_is_refused_is_said_in_one_line(operator, capsys, words, status, said):
+    assert main.main(["cluster", *words]) == status
     assert capsys.readouterr().err == f"stepserve cluster: {said}\n"
 
 

@@ -25,6 +25,6 @@ def test_a_predictor_is_trained_measured_and_saved(tmp_path, capsys):
 
 def test_too_few_requests_are_said_before_training(tmp_path, capsys):
     log = write_log(tmp_path / "a.gz", 1, 3)
-    assert main(["fit", "predictor", "--log", str(log), "--out", str(tmp_path / "made")]) == 1
+    assert main(["fit", "predictor", "--log", str(log), "--out", str(tmp_path / "made")]) == 2
     assert "15 of 15 requests" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
