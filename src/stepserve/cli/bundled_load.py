@@ -5,60 +5,33 @@ the model (TP degree 1 only), or those of ``setting.hardware`` if that is a file
 them accuracy, are the engine's own.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from stepserve.core.errors import FieldError
 from stepserve.core.payload import Payload
-from stepserve.core.request import OnMiss, Request
+from stepserve.core.request import OnMiss
 from stepserve.cost.boosted_steps import StepModel
 from stepserve.cost.remaining_steps import Yields
 from stepserve.cost.step_table import StepProfile
 from stepserve.engine.bundled.evaluate import BUNDLED_MODEL, held_out_problems
-from stepserve.engine.bundled.tasks import Problem, correct
+from stepserve.engine.bundled.tasks import correct
 from stepserve.engine.bundled.vocabulary import EOS, prompt_ids
 from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.loader import load_model
 from stepserve.sim.datasets import SimRequest
-from stepserve.sim.diffusion import make_request
+from stepserve.sim.diffusion import Load, make_request
 from stepserve.sim.executors import EngineExecutors
 from stepserve.sim.experiment import Experiment
 from stepserve.sim.record import DiffusionRecord
 from stepserve.sim.requests import slo_classes, targets
+from stepserve.sim.results import mean
 from stepserve.sim.simulation import Point
 from stepserve.sim.workload import RateCurve, renewal
 
 
-@dataclass(frozen=True, slots=True)
-class BundledLoad:
-    """A ``Load`` of held-out problems, answered by the bundled model."""
-
-    requests: Sequence[Request]
-    executors: EngineExecutors
-    yields: Yields
-    profiles: Mapping[int, StepProfile]
-    problems: Sequence[Problem]
-    tokenizer: Tokenizer
-    accuracy_kind: str | None = "measured"
-
-    def accuracy(self, records: Sequence[DiffusionRecord]) -> float | None:
-        """Right answers / whole answers."""
-        done = [r for r in records if r.whole]
-        return sum(map(self._correct, done)) / len(done) if done else None
-
-    def _correct(self, record: DiffusionRecord) -> bool:
-        assert record.progress is not None, "a whole answer left an instance"
-        tokens = self.executors.settled[record.request.id]
-        written = [tokens[offset] for offset in range(record.progress.emitted)]
-        text = self.tokenizer.decode([token for token in written if token != EOS])
-        return correct(self.problems[record.index], text.strip())
-
-
-def make_load(experiment: Experiment, point: Point) -> BundledLoad:
+def make_load(experiment: Experiment, point: Point) -> Load:
     """The load of a point: the same problems and arrivals for every system.
 
     Raises FieldError for arrivals other than drawn ones.
@@ -87,13 +60,22 @@ def make_load(experiment: Experiment, point: Point) -> BundledLoad:
         for one, slo_class in zip(drawn, classes, strict=True)
     ]
     payloads = {r.id: Payload(prompt) for r, prompt in zip(requests, prompts, strict=True)}
-    return BundledLoad(
+    executors = EngineExecutors(lambda _: DiffusionExecutor(loaded, threads=1), payloads)
+
+    def right(record: DiffusionRecord) -> bool:
+        assert record.progress is not None, "a whole answer left an instance"
+        tokens = executors.settled[record.request.id]
+        written = [tokens[offset] for offset in range(record.progress.emitted)]
+        text = tokenizer.decode([token for token in written if token != EOS])
+        return correct(problems[record.index], text.strip())
+
+    return Load(
         requests,
-        EngineExecutors(lambda _: DiffusionExecutor(loaded, threads=1), payloads),
+        executors,
         Yields.load(BUNDLED_MODEL / "yields.json"),
         {1: StepProfile.load(BUNDLED_MODEL / "step_profile.json")},
-        problems,
-        tokenizer,
+        lambda records: mean([float(right(r)) for r in records if r.whole]),
+        "measured",
     )
 
 

@@ -21,6 +21,7 @@ from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.step import Mix
 from stepserve.sim.data import facts
+from stepserve.sim.known_steps import Truth
 
 GPU_BYTES = 80e9
 PEAK_FLOPS_PER_S = 312e12
@@ -95,7 +96,7 @@ def model_shape(model: str) -> ModelShape:
     return ModelShape(**models[model])
 
 
-class A100Truth:
+class A100Truth(Truth):
     """Seconds of a batch of one model, at the TP degree of its shape. Learns nothing.
 
     Never falls as any part of the mix grows; a jump only between no batch and one. Does not read
@@ -143,11 +144,6 @@ class A100Truth:
         if rows > TABLE_ROWS:
             time_s += (rows - TABLE_ROWS) * self._per_row
         return time_s
-
-    def observe(
-        self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None
-    ) -> None:
-        """Nothing: this is the truth."""
 
 
 def _table(sizes: Sequence[int], ms: Sequence[float], until: int) -> tuple[list[float], float]:

@@ -30,7 +30,9 @@ from .ar_record import ArRecord
 from .experiment import Experiment
 from .faults import Faults
 from .known_lengths import KnownLengths
+from .known_steps import Truth
 from .links import Links
+from .outside import is_outside, outside
 from .record import RequestRecord
 from .recording import RECORDED, with_targets
 from .requests import draw, slo_classes, targets
@@ -64,7 +66,7 @@ WARM_UP_ROUNDS = 3
 SPLITS = ("solo", "below", "at", "above")
 
 
-class MeasuredTruth:
+class MeasuredTruth(Truth):
     """The mean seconds of measured batches are true. Learns nothing."""
 
     def __init__(self, profile: BatchProfile, degree: int) -> None:
@@ -76,13 +78,8 @@ class MeasuredTruth:
         """See ``CostModel.step_time_s``."""
         return self._table.mean_s(mix or Mix(tokens, tokens * (tokens + 1) // 2), spec)
 
-    def observe(
-        self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None
-    ) -> None:
-        """Nothing: this is the truth."""
 
-
-class CountedTruth:
+class CountedTruth(Truth):
     """A truth that counts the operations of each batch that is run once, by instance."""
 
     def __init__(self, truth: CostModel, shape: ModelShape) -> None:
@@ -96,11 +93,6 @@ class CountedTruth:
         assert mix is not None, "an autoregressive batch says what it is made of"
         self.flops[spec.id] += self._flops(mix)
         return self._step_time_s(tokens, rows, spec, mix)
-
-    def observe(
-        self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None
-    ) -> None:
-        """Nothing: the truth is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +115,9 @@ def hardware(experiment: Experiment, name: str, degree: int, seed: int) -> Hardw
             what = f"no file {file} says how fast batches are at TP degree {degree}"
             raise FieldError("setting.hardware", what)
         profile = BatchProfile.load(file, "setting.hardware")
+        return Hardware(MeasuredTruth(profile, degree), profile)
+    if is_outside("hardware", name):
+        profile = outside("hardware", name, "setting.hardware").profile(model, degree)
         return Hardware(MeasuredTruth(profile, degree), profile)
     try:
         truth = A100Truth(model, name or "a100")
@@ -238,6 +233,8 @@ class AutoregressiveSimulation(Simulation):
         ], [r.output_tokens for r in drawn]
 
     def _predictor(self, executors: ArExecutors) -> StepPredictor:
+        if is_outside("forecast", self.system.predictor):
+            return self.outside_predictor()
         if self.system.predictor == "class_mean":
             return ClassMean()
         if self.system.predictor == "longest":

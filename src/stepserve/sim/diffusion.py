@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.errors import FieldError
@@ -42,12 +41,13 @@ from .experiment import Experiment
 from .known_steps import KnownSteps
 from .oracle import Oracle
 from .outcomes import MEAN_STEPS, THRESHOLDS, RecordedCounts, TraceOutcomes
+from .outside import is_outside
 from .profiles import profiles
 from .quality import ACCURACY_KIND, accuracy_proxy
 from .record import DiffusionRecord, RequestRecord
 from .recording import RECORDED, Recording, with_targets
 from .requests import base_s, draw, slo_classes, targets
-from .results import mean_threshold
+from .results import mean, mean_threshold
 from .simulation import Point, Row, Simulation, per_instance
 
 KV_TOKENS = 120_000
@@ -60,70 +60,44 @@ NO_END = 1e9
 """Output length of requests that never end by themselves: their limit is what counts."""
 
 
-class Load(Protocol):
-    """What is served: requests, what steps do to them, how answers are judged."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is served: requests, what steps do to them, how answers are judged.
 
-    @property
-    def requests(self) -> Sequence[Request]:
-        """In order of arrival."""
-        ...
+    ``yields``: what the plain predictor starts from. ``profiles``: step times by tensor-parallel
+    degree on the usual hardware. ``accuracy``: mean over whole answers, 0..1, ``None`` without
+    any; its kind is ``measured``, ``proxy``, or ``None`` where nothing is known.
+    """
 
-    @property
-    def executors(self) -> Executors:
-        """Real or modelled."""
-        ...
-
-    @property
-    def yields(self) -> Yields:
-        """What the plain predictor starts from."""
-        ...
-
-    @property
-    def profiles(self) -> Mapping[int, StepProfile]:
-        """Step times by tensor-parallel degree on the usual hardware."""
-        ...
-
-    @property
-    def accuracy_kind(self) -> str | None:
-        """``measured`` or ``proxy``."""
-        ...
-
-    def accuracy(self, records: Sequence[DiffusionRecord]) -> float | None:
-        """Mean over the requests that got their whole answer, 0..1; ``None`` without any."""
-        ...
+    requests: Sequence[Request]
+    executors: Executors
+    yields: Yields
+    profiles: Mapping[int, StepProfile]
+    accuracy: Callable[[Sequence[DiffusionRecord]], float | None] = lambda _: None
+    accuracy_kind: str | None = None
 
 
 MakeLoad = Callable[[Experiment, Point], Load]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedLoad:
-    """A ``Load`` whose steps are drawn from the outcome model. ``points_lost``: see ``System``."""
+def _proxy(
+    model: str, dataset: str, points_lost: float, records: Sequence[DiffusionRecord]
+) -> float | None:
+    """Mean accuracy proxy; ``None`` where no accuracy was published.
 
-    requests: Sequence[Request]
-    executors: TraceExecutors
-    yields: Yields
-    profiles: Mapping[int, StepProfile]
-    model: str = ""
-    dataset: str = ""
-    points_lost: float = 0.0
-    accuracy_kind: str | None = ACCURACY_KIND
-
-    def accuracy(self, records: Sequence[DiffusionRecord]) -> float | None:
-        """Mean proxy over whole answers; ``None`` where no accuracy was published."""
-        done = [r for r in records if r.whole]
-        try:
-            values = [
-                accuracy_proxy(self.model, self.dataset, r.use.losses, self._points_lost(r))
-                for r in done
-            ]
-        except FieldError:
-            return None
-        return sum(values) / len(values) if values else None
-
-    def _points_lost(self, record: DiffusionRecord) -> float:
-        """The price of the system's refresh options, for the refreshes left out (a proxy)."""
-        return self.points_lost * record.skipped / max(1, record.cheap_openings)
+    The price of a system's refresh options (``points_lost``) is for the refreshes left out.
+    """
+    try:
+        values = [
+            accuracy_proxy(
+                model, dataset, r.use.losses, points_lost * r.skipped / max(1, r.cheap_openings)
+            )
+            for r in records
+            if r.whole
+        ]
+    except FieldError:
+        return None
+    return mean(values)
 
 
 def make_request(setting: Setting, options: RequestOptions, drawn: SimRequest, slo: SLO) -> Request:
@@ -159,7 +133,7 @@ def make_load(experiment: Experiment, point: Point) -> Load:
     chosen = slo_classes(experiment, point.seed, drawn)
     early = workload.early_stop
     ends = {r.index: r.answer_tokens for r in drawn} if early else {}
-    return TracedLoad(
+    return Load(
         requests=[
             make_request(setting, system.request, r, slos[slo_class])
             for r, slo_class in zip(drawn, chosen, strict=True)
@@ -167,9 +141,10 @@ def make_load(experiment: Experiment, point: Point) -> Load:
         executors=TraceExecutors(TraceOutcomes(point.seed, difficulty=difficulty), ends.get),
         yields=_yields(difficulty, drawn, early),
         profiles={} if setting.hardware else profiles(_usual(experiment), setting.model),
-        model=setting.model,
-        dataset=workload.name,
-        points_lost=system.accuracy_points_lost,
+        accuracy=functools.partial(
+            _proxy, setting.model, workload.name, system.accuracy_points_lost
+        ),
+        accuracy_kind=ACCURACY_KIND,
     )
 
 
@@ -180,7 +155,7 @@ def _yields(difficulty: float, drawn: Sequence[SimRequest], early_stop: bool) ->
     return Yields(per_step, output, f"{PUBLISHED.source}, difficulty {difficulty}")
 
 
-def _recorded_load(experiment: Experiment, recording: Recording, point: Point) -> TracedLoad:
+def _recorded_load(experiment: Experiment, recording: Recording, point: Point) -> Load:
     """The requests of a recorded run, each with the steps it took there.
 
     Its steps are known at the thresholds that it was run at. The assumption: at any other they
@@ -196,7 +171,7 @@ def _recorded_load(experiment: Experiment, recording: Recording, point: Point) -
     )
     difficulty = sum(r.difficulty for r in requests) / len(requests)
     per_step = {t: n / difficulty for t, n in PUBLISHED.tokens_per_step.items()}
-    return TracedLoad(
+    return Load(
         requests=[
             with_targets(replace(r.request, arrival_s=scale * r.request.arrival_s), experiment.slo)
             for r in requests
@@ -204,7 +179,6 @@ def _recorded_load(experiment: Experiment, recording: Recording, point: Point) -
         executors=TraceExecutors(outcomes, ends.__getitem__),
         yields=Yields(per_step, sum(ends) / len(ends), "the recorded run"),
         profiles=recording.profiles,
-        accuracy_kind=None,
     )
 
 
@@ -257,7 +231,8 @@ class DiffusionSimulation(Simulation):
         self._known = {one: KnownSteps(tables) for one, tables in self._tables.items()}
         self.truth = per_instance(self.specs, self._true, self.alike)
         self.predictor = self._predictor(model)
-        self.learn = (self.predictor.learn,) if self.system.predictor == "mean" else ()
+        fixed = self.system.predictor in ("boosted", "oracle")
+        self.learn = () if fixed else (self.predictor.learn,)
         self.planner = make_planner(self.family, self.control)
         if self.planner is not None and not self.alike:
             raise FieldError("setting.instances", "a planner needs instances of one hardware")
@@ -300,6 +275,8 @@ class DiffusionSimulation(Simulation):
         return profiles(hardware, self.experiment.setting.model, sorted(needed))
 
     def _predictor(self, model: StepModel | None) -> StepPredictor:
+        if is_outside("forecast", self.system.predictor):
+            return self.outside_predictor()
         if self.system.predictor == "mean":
             return MeanYield(self.load.yields)
         if self.system.predictor == "oracle":

@@ -32,6 +32,7 @@ from .config import (
 from .datasets import DATASETS
 from .hosts import Host, hosts
 from .lengths import TOKEN_WORKLOADS
+from .outside import is_outside
 from .recording import Recording
 from .systems import FRESH, SYSTEMS, candidates
 
@@ -258,7 +259,7 @@ def _setting(table: Mapping[str, Any]) -> Setting:
 
 def _workload(table: Mapping[str, Any]) -> Workload:
     workload = from_table(Workload, table, "workload")
-    if workload.name:
+    if workload.name and not is_outside("workload", workload.name):
         one_of("workload.name", workload.name, (*DATASETS, *TOKEN_WORKLOADS, "bundled"))
     return workload
 

@@ -5,6 +5,7 @@ The same answers as ``StepTable`` without learning, from a list by token count: 
 hour asks millions of times.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from stepserve.core.instance import InstanceSpec
@@ -12,7 +13,22 @@ from stepserve.core.step import Mix
 from stepserve.cost.step_table import StepProfile, by_tokens
 
 
-class KnownSteps:
+class Truth(ABC):
+    """A ``CostModel`` that knows, and learns nothing."""
+
+    @abstractmethod
+    def step_time_s(
+        self, tokens: int, rows: int, spec: InstanceSpec, mix: Mix | None = None
+    ) -> float:
+        """See ``CostModel.step_time_s``."""
+
+    def observe(  # noqa: B027
+        self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None
+    ) -> None:
+        """Nothing to learn."""
+
+
+class KnownSteps(Truth):
     """A ``CostModel`` over one profile per tensor-parallel degree. Holds no state."""
 
     def __init__(self, profiles: Mapping[int, StepProfile]) -> None:
@@ -31,8 +47,3 @@ class KnownSteps:
         if tokens < len(table):
             return table[tokens] + (host_s + host_row_s * (rows - 1))  # adds up as in StepTable
         return self._profiles[spec.tp_degree].step_time_s(tokens, rows)
-
-    def observe(
-        self, tokens: int, rows: int, spec: InstanceSpec, seconds: float, mix: Mix | None = None
-    ) -> None:
-        """Nothing to learn."""

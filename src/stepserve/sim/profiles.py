@@ -20,6 +20,7 @@ import numpy as np
 from stepserve.core.errors import FieldError
 from stepserve.cost.step_table import StepProfile
 from stepserve.sim.data import data_file, facts
+from stepserve.sim.outside import is_outside, outside
 
 GRID_TOKENS = 32
 MAX_TOKENS = 8192
@@ -58,6 +59,9 @@ def profiles(
     """
     if hardware.endswith(".json"):
         return {degree: measured_profile(Path(hardware), degree) for degree in degrees}
+    if is_outside("hardware", hardware):
+        part = outside("hardware", hardware, "setting.hardware")
+        return {degree: part.profile(model, degree) for degree in degrees}
     overhead = host_overhead(hardware)
     return {
         degree: replace(

@@ -79,16 +79,13 @@ class RequestRecord(ABC):
     def reached(self) -> Progress | None:
         """How far the request has come as the frontend knows; ``None`` if it never left."""
 
-    @abstractmethod
-    def placed(self, now_s: float, event: SegmentPlaced) -> None:
+    def placed(self, now_s: float, event: SegmentPlaced) -> None:  # noqa: B027
         """A segment was sent to an instance."""
 
-    @abstractmethod
-    def handed_off(self, now_s: float, event: HandedOff) -> None:
+    def handed_off(self, now_s: float, event: HandedOff) -> None:  # noqa: B027
         """An instance told the next one that its segment is done."""
 
-    @abstractmethod
-    def acknowledged(self, now_s: float, event: HandoverAcknowledged) -> None:
+    def acknowledged(self, now_s: float, event: HandoverAcknowledged) -> None:  # noqa: B027
         """The next instance has all it needs."""
 
 
@@ -131,15 +128,6 @@ class DiffusionRecord(RequestRecord):
         if output_only or block % options.refresh_blocks:
             self.cheap_openings += 1
             self.skipped += step.query_tokens < step.context_tokens
-
-    def placed(self, now_s: float, event: SegmentPlaced) -> None:
-        """Nothing: it has one segment at a time, and no hand-overs."""
-
-    def handed_off(self, now_s: float, event: HandedOff) -> None:
-        """Nothing."""
-
-    def acknowledged(self, now_s: float, event: HandoverAcknowledged) -> None:
-        """Nothing."""
 
     def left(self, progress: Progress) -> None:
         """See ``RequestRecord.left``."""

@@ -28,6 +28,7 @@ from .datasets import (
 )
 from .experiment import Experiment
 from .lengths import token_lengths
+from .outside import is_outside, outside
 from .workload import Arrival, RateCurve, mean_rate_per_s, read_trace, renewal, stretch
 
 CLASSES = 3
@@ -93,7 +94,11 @@ def _arrivals(workload: Workload, rate_per_s: float, seed: int) -> Sequence[Arri
 def _of_name(name: str, arrivals: Sequence[Arrival], seed: int) -> Sequence[SimRequest]:
     if name in DATASETS:
         return requests_of(name, arrivals, seed)
-    lengths = token_lengths(name, len(arrivals), seed)
+    lengths: Sequence[tuple[int, int]]
+    if is_outside("workload", name):
+        lengths = outside("workload", name, "workload.name").lengths(len(arrivals), seed)
+    else:
+        lengths = token_lengths(name, len(arrivals), seed)
     return [
         SimRequest(i, arrival.at_s, *both)
         for i, (arrival, both) in enumerate(zip(arrivals, lengths, strict=True))

@@ -25,6 +25,7 @@ from .executors import Executors
 from .experiment import Experiment
 from .faults import Faults
 from .instance import Learn, OnHandled, Timed, untimed
+from .outside import is_outside, outside
 from .record import RequestRecord
 from .transfers import Transfers
 from .world import World
@@ -77,7 +78,9 @@ class Simulation(ABC):
         """Raises FieldError for what this family cannot simulate, before anything is run."""
         usual = System()
         for name, system in experiment.systems.items():
-            if system.predictor not in cls.predictors:
+            if system.predictor not in cls.predictors and not is_outside(
+                "forecast", system.predictor
+            ):
                 known = ", ".join(cls.predictors)
                 raise FieldError(f"system.{name}.predictor", f"must be one of {known}")
             for option in cls.unused:
@@ -90,6 +93,12 @@ class Simulation(ABC):
                 FAMILIES[experiment.family].resolved(system.control)
             except FieldError as error:
                 raise FieldError(f"system.{name}.{error.field}", error.message) from error
+
+    def outside_predictor(self) -> StepPredictor:
+        """The predictor of another package."""
+        name = self.system.predictor
+        made: StepPredictor = outside("forecast", name, f"system.{self.point.chosen}.predictor")
+        return made
 
     def new_global(self) -> GlobalScheduler:
         """A fresh scheduler of the cluster."""
