@@ -63,9 +63,9 @@ class ControlConfig:
     ``margin``: share of a deadline that is planned against (DiLaServe B1: 0.9).
     ``infeasible``: what becomes of requests whose deadline cannot be met: ``lowest_threshold`` (as
     published), or ``preempt`` (they leave their place to others).
-    ``predict_every_tokens``: newly settled tokens between forecasts (B5: 8).
-    ``admitted_limit``: most requests placed at once, ``running_tokens``: most full-length
-    tokens placed on one instance (0: no such limit; the published system has both, B1 and B7).
+    ``predict_every_tokens``: newly settled tokens between forecasts (DiLaServe B5: 8).
+    ``admitted_limit``: most requests placed at once (DiLaServe B1), ``running_tokens``: most
+    full-length tokens placed on one instance (DiLaServe B7); 0: no such limit.
     ``caps_every_s``: least time between two updates of the threshold caps.
     ``report_every_s``: how often an instance reports on its running requests.
     ``plan_every_s``: how often the layout is planned, on the arrivals of that long.

@@ -1,12 +1,12 @@
 """The systems that experiments compare, by family and name.
 
-Diffusion. The published ones are as their artifact runs them (DiLaServe B1, B6, B7, B9): all
-running requests in every batch, residency bounded by 8,192 full-length tokens, at most 100
-admitted requests on 16 GPUs, first come first served. (Their rule that drops those whose deadline
-passed in the queue, ``fcfs_drop``, acts in the published 2-hour run, but not in the ablations,
-whose mean latencies reach 29 s at a deadline of 10 s.)
+Diffusion. The published ones are as their artifact runs them (DiLaServe B1, DiLaServe B6,
+DiLaServe B7, DiLaServe B9): all running requests in every batch, at most 8,192 full-length tokens
+of them on an instance, at most 100 admitted requests on 16 GPUs, first come first served. (Their
+rule that drops those whose deadline passed in the queue, ``fcfs_drop``, acts in the published
+2-hour run, but not in the ablations, whose mean latencies reach 29 s at a deadline of 10 s.)
 
-The ``stepserve`` ones bound residency by places and KV pages, batch by deadline, and, where
+The ``stepserve`` ones bound running requests by places and KV pages, batch by deadline, and, where
 there is no slack, refresh the keys and values of the output alone, every second block. What that
 costs in quality was measured on the bundled model (docs/bundled-model.md): the mean of the
 points lost at thresholds 0.9 and 0.7, in proportion to the refreshes left out, is taken off

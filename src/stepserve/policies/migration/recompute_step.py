@@ -1,8 +1,8 @@
-"""Migration to where a step would be faster, at a recompute step (DiLaServe B7, C6).
+"""Migration to where a step would be faster, at a recompute step (DiLaServe B7).
 
 One target is considered, the instance with the fewest running tokens that has room; the
 move is worth it if a step there, the newcomer at full length included, takes less than a step here
-takes now. Deviation (C6): a relative gain is asked for, so that nobody ping-pongs.
+takes now. Deviation (DiLaServe C6): a relative gain is asked for, so that nobody ping-pongs.
 """
 
 from collections.abc import Iterator
