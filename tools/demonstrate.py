@@ -174,7 +174,7 @@ def shown(mechanisms: Mechanisms, reports: Sequence[Report]) -> tuple[bool, bool
 
 
 def traced(events: Path) -> bool:
-    """Print the story of a request that was handed over; whether there was one."""
+    """Print the trace of a request that was handed over; whether there was one."""
     _, entries = read_events(events)
     cut = (entry.event.request_id for entry in entries if isinstance(entry.event, HandedOff))
     name = next(cut, None)

@@ -1,7 +1,7 @@
 """A small event simulation of the published baseline, independent of the control plane.
 
 INFaaS as adapted by the DiLaServe authors (DiLaServe B7, DiLaServe B9): 16 instances at TP1, fixed
-threshold, all running requests of an instance in every step, residency bounded by the sum of full
+threshold, all running requests of an instance in every step, admitted up to a sum of full
 lengths, at most 100 admitted unfinished requests, the rest waiting first come first served, no
 migration. It exists to fit constants and to cross-check the simulator; it shares only the step
 table with it.

@@ -18,6 +18,7 @@ ID = r"(?:[A-E]\d{1,2}(?:\.\d)?|[1-3]\.\d{1,2}(?:\.\d)?)"
 BARE = re.compile(
     rf"(?<!DiLaServe )(?<![\w.])([A-E]\d{{1,2}}(?:\.\d)?)\b|[(](?:see )?({ID})[,;:)]"
     rf"|\b(?:of|[Ss]ections?|[Ff]inding) ({ID})(?![\w%]| \w)"
+    rf"|D(?:ynaServe|iLaServe) {ID}(?:,| and|, and| to) ({ID})\b"
     r"|\b(Part [A-E])\b|(?<!DynaServe )\b(3\.10\.\d)\b"
 )
 DOCUMENT = re.compile(r"(?<![\w*.{}/-])[\w./-]*\w\.md\b")
@@ -125,6 +126,7 @@ def test_citations_are_found(text, found):
         ("Caps (B6) and C9.5.", {"B6", "C9.5"}),
         ("T2 of 3.5; pushed (3.7), see 3.10.5", {"3.5", "3.7", "3.10.5"}),
         ("ours, Part E 2", {"Part E"}),
+        ("DynaServe 3.5, 3.7; DiLaServe B6 and C9.5", {"3.7", "C9.5"}),
         ("DiLaServe B6, DynaServe 3.7 and (DynaServe 3.5)", set()),
         ("an A100 of 3.5 GB at (3.7 %), B7 unknown here", set()),
     ],

@@ -459,7 +459,7 @@ class HandoverCluster:
 
     def check_machines(self):
         running = [r for m in self.machines.values() for r in m.local.running_requests]
-        assert len(running) == len(set(running)), "a request is running request in one place"
+        assert len(running) == len(set(running)), "a request runs in one place"
         for machine in self.machines.values():
             local = machine.local
             assert local.pages.free + sum(local.pages._held.values()) == local.pages.capacity

@@ -75,9 +75,7 @@ class Invariants:
             assert set(local.pages._held) == set(self.executors.held.get(name, ()))
             assert len(local.pages) <= instance.spec.max_running_requests
             self.check_promises(name, local)
-            assert not seen & local.running_requests.keys(), (
-                "a request is running request in one place"
-            )
+            assert not seen & local.running_requests.keys(), "a request runs in one place"
             seen |= local.running_requests.keys()
             assert (local._batch is None) == (not local.running_requests), "nobody waits in vain"
         gpus = [g for i in self.world.instances.values() for g in _gpus(i.spec.slot)]

@@ -1,1 +1,1 @@
-"""The schedulers and their policies: functions of state, time and event. Pure."""
+"""The schedulers: pure functions of state, time and event."""

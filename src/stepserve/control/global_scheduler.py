@@ -218,8 +218,8 @@ class GlobalScheduler:
         """Place from the head of the queue until its head fits nowhere.
 
         A deadline that passed while its request waited cannot be met any more, so the request
-        makes way for those that can still meet theirs; or, with ``fcfs_drop``, it is refused,
-        as in the published system (DiLaServe B1).
+        goes behind those that can still meet theirs; or, with ``fcfs_drop``, it is refused, as
+        in the published system (DiLaServe B1).
         """
         actions: list[GlobalAction] = []
         while self._queue:

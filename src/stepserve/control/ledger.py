@@ -23,10 +23,10 @@ WorkOf = Callable[[Request, Progress, StepForecast, int | None], Work]
 class RequestState:
     """One unfinished request.
 
-    Without a forecast it waits for one; with a forecast and no segment it waits in the
-    queue; with a segment it is running request on exactly that instance. ``successor`` is where it
-    goes on once its instance lets it go at the next cut; room is reserved there, as it is for
-    the ``planned`` segments, which take over one after another.
+    Without a forecast it waits for one; with a forecast and no segment it waits in the queue;
+    with a segment it runs on exactly that instance. ``successor`` is where it goes on once its
+    instance lets it go at the next cut; room is reserved there, as it is for the ``planned``
+    segments, which take over one after another.
     """
 
     request: Request

@@ -1,7 +1,7 @@
 """The scheduler of one instance: which running requests step next, at which threshold.
 
 A pure function of (state, time, event): it reads no clock, does no I/O, draws no random
-number. At most one batch runs at a time; whenever none runs and somebody is running request, one is
+number. At most one batch runs at a time; whenever none runs and a request can step, one is
 composed.
 """
 
@@ -79,11 +79,9 @@ class LocalScheduler:
         self._next_report_s = -math.inf
         self._push_pages = push_pages
         self.running_requests: dict[RequestId, RunningRequest] = {}
-        self.inbound: dict[RequestId, Inbound] = {}  # not running requests yet
+        self.inbound: dict[RequestId, Inbound] = {}  # not running here yet
         self._early: dict[RequestId, HandoverPrepared] = {}
-        self.outbound: dict[
-            RequestId, Outbound
-        ] = {}  # running requests no more, once at their stop
+        self.outbound: dict[RequestId, Outbound] = {}  # at their stop, they run no more
         self.pages = PageLedger(spec.page_capacity)
         self._batch: Batch | None = None
         self._batch_tokens, self._predicted_s = 0, 0.0  # of the running batch
@@ -139,7 +137,7 @@ class LocalScheduler:
     def _seat(
         self, now_s: float, event: SegmentPlaced, progress: Progress, why: str
     ) -> list[LocalAction]:
-        """Make a running request of a placed request."""
+        """A placed request begins to run here."""
         request, program = event.request, self._program
         self.running_requests[request.id] = running = RunningRequest(
             request=request,
@@ -307,7 +305,7 @@ class LocalScheduler:
         )
 
     def _held(self) -> tuple[HeldSegment, ...]:
-        """Residents, those that have come to their stop, and what waits to be handed over."""
+        """What runs, what has come to its stop, and what waits to be handed over."""
         paused = [o.running for o in self.outbound.values() if o.running is not None]
         begun = {r.request.id: r for r in (*self.running_requests.values(), *paused)}.values()
         return tuple(

@@ -60,8 +60,7 @@ class RunningReport(NamedTuple):
 class HeldSegment(NamedTuple):
     """A segment that an instance holds, and all that the global scheduler has to know of it.
 
-    ``begun``: it is a running request, or has come to its stop; if not, it waits for what is handed
-    over.
+    ``begun``: it runs, or has come to its stop; if not, it waits for what is handed over.
     ``leaving``: it was asked to be let go.
     """
 

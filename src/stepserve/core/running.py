@@ -36,7 +36,7 @@ class RunningRequest:
     cap: float = 1.0  # the highest threshold that load control allows it
     skipped: int = 0  # batches composed without it since it last ran
     release: ReleasePoint | None = None  # asked to leave, and when
-    joined_s: float = 0.0  # when it became running request
+    joined_s: float = 0.0  # when it began to run here
     last_token_s: float = (
         0.0  # when it joined, or its latest step here ended (autoregressive programs)
     )

@@ -126,7 +126,7 @@ def test_denoising_batches_have_no_mix():
     assert instance.reports[-1].mix is None
 
 
-def test_a_resident_knows_when_it_joined_and_when_its_latest_token_came():
+def test_a_running_request_knows_when_it_joined_and_when_its_latest_token_came():
     instance = Instance()
     instance.now_s = 5.0
     instance.place(ar_request("a", prompt=32, output=9), Progress(settled=33, emitted=2))

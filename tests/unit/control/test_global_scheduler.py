@@ -147,7 +147,7 @@ def test_predicted_losses_go_last_in_the_order_of_their_arrival():
     assert order == ["in time", "lost", "lost too"]
 
 
-def test_a_lost_resident_leaves_its_place_to_one_in_time_and_comes_back():
+def test_an_infeasible_request_is_preempted_for_one_in_time_and_comes_back():
     cluster = Cluster(make_spec("i0", running_requests=2), infeasible="preempt")
     (lost,) = placed(cluster.arrive("lost", e2e_s=1.0))
     (other,) = placed(cluster.arrive("undated"))
@@ -164,7 +164,7 @@ def test_a_lost_resident_leaves_its_place_to_one_in_time_and_comes_back():
     assert (back.request_id, back.start) == ("lost", 36), "nothing is lost but the deadline"
 
 
-def test_lost_residents_stay_where_that_is_not_asked_for_or_only_lost_ones_wait():
+def test_infeasible_requests_stay_where_preemption_is_off_or_only_infeasible_ones_wait():
     for infeasible, waits in (("lowest_threshold", 9.0), ("preempt", 0.01)):
         cluster = Cluster(make_spec("i0", running_requests=1), infeasible=infeasible)
         cluster.arrive("lost", e2e_s=1.0)

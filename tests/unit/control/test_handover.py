@@ -1,4 +1,4 @@
-"""Hand-overs, one story each: the sunny day, and every row of the failure table.
+"""Hand-overs, one course of events each: no failure, and every row of the failure table.
 
 Source: DynaServe 3.6, DynaServe 3.7, DynaServe 3.9.
 """

@@ -30,7 +30,7 @@ def pages_free(cluster, spec):
     return cluster.scheduler.ledger.instances[spec.id].pages.free
 
 
-def test_a_resident_of_a_crowded_instance_is_asked_to_go_on_at_its_cut():
+def test_a_request_of_a_crowded_instance_is_asked_to_go_on_at_its_cut():
     cluster = crowded()
     ((to, event),) = sent(cluster.report(ONE.id, settled=30), SegmentReleased)
     assert (to, event.at) == (ONE.id, ReleasePoint.CUT)

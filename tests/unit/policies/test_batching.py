@@ -106,7 +106,7 @@ def test_a_batch_is_never_empty():
 
 
 @pytest.mark.parametrize("policy", [make_policy(AllRunning, PerToken()), budget()])
-def test_more_residents_never_quicken_the_pace(policy):
+def test_more_running_requests_never_quicken_the_pace(policy):
     running_requests = [candidate(str(i), i)[0] for i in range(6)]
     paces = [policy.pace(running_requests[: n + 1], SPEC) for n in range(6)]
     for slower, faster in zip(paces[1:], paces, strict=False):

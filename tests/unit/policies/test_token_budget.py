@@ -206,7 +206,7 @@ rows = st.builds(
     st.sampled_from((AgeBudget, TbtBudget)),
     st.sampled_from(("fcfs", "shortest", "deadline", "priority")),
 )
-def test_whatever_is_resident(drawn, kind, order):
+def test_whatever_runs(drawn, kind, order):
     """A fresh policy: the guard has nothing to do but where a prefill waited for 0.4 s."""
     cost = MixCost()
     tried = budget(cost, kind, order=order)

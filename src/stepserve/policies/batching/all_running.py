@@ -1,6 +1,6 @@
 """The published batching: every running request steps in every batch (DiLaServe B7).
 
-DiLaServe B7 also bounds who may reside on an instance by the sum of full lengths: that is
+DiLaServe B7 also bounds who may run on an instance by the sum of full lengths: that is
 ``ControlConfig.running_tokens``, kept by the global scheduler.
 """
 

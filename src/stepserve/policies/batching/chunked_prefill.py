@@ -1,7 +1,7 @@
 """Decodes first, then prefills in chunks: what batching of autoregressive models has in common.
 
-DynaServe's local scheduler (DynaServe 1.4, 3.3) but for M, the tokens of prefill that a batch has
-room for: ``static_chunk``, ``tbt_budget`` and ``age_budget`` differ in that.
+DynaServe's local scheduler (DynaServe 1.4, DynaServe 3.3) but for M, the tokens of prefill that a
+batch has room for: ``static_chunk``, ``tbt_budget`` and ``age_budget`` differ in that.
 """
 
 import math

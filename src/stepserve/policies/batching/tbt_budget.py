@@ -1,6 +1,6 @@
 """As much prefill beside the decodes as the tightest gap between two tokens allows.
 
-DynaServe's local scheduler, as published (DynaServe 1.4, 3.3).
+DynaServe's local scheduler, as published (DynaServe 1.4, DynaServe 3.3).
 """
 
 import math

@@ -32,7 +32,7 @@ class TandemSplit:
     class Options:
         """``probes`` bounds the search, which stops where both sides are within ``epsilon``.
 
-        ``gain``: share of the request's own time that a cut must save (DynaServe: 0.05).
+        ``gain``: share of the request's own time that a cut must save (published: 0.05).
         ``margin_tokens`` are added to the predicted output length, ``least_segment_tokens`` bound
         a segment from below, ``pairs`` are looked at. ``ignore_ttft``: targets of it do not count.
         """

@@ -1,7 +1,7 @@
 """``stepserve trace`` of autoregressive requests that two instances share, one cut on either side.
 
 Cuts are those that placement chooses on an idle cluster, from a profile that is made up: only
-the times in the story depend on the machine.
+the times of the trace depend on the machine.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ async def serve(config, loaded, prompt, output):
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """Event log of each shape."""
-    folder = tmp_path_factory.mktemp("stories")
+    folder = tmp_path_factory.mktemp("logs")
     loaded = load_model(write_checkpoint(folder))
     cuts = make_control(chunk_tokens=160, placement={"gain": 0.05})
     logs = {}
@@ -76,14 +76,14 @@ def told(tmp_path_factory):
 
 
 def stops(log, capsys):
-    """The story's lines without times, and without what is said of single steps."""
+    """The trace's lines without times, and without what is said of single steps."""
     assert main(["trace", str(log), "--request", NAME]) == 0
     lines = [line.split(" s  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     return lines, [line for line in lines if not re.match(r"(predicted|\w+ step on)", line)]
 
 
 @pytest.mark.parametrize("where", SHAPES)
-def test_the_story_of_a_split_request(told, where, capsys):
+def test_the_trace_of_a_split_request(told, where, capsys):
     prompt, output = SHAPES[where]
     lines, told_stops = stops(told[where], capsys)
     rest = iter(told_stops)
