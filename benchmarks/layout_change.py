@@ -76,7 +76,7 @@ async def running(config: ServeConfig) -> AsyncIterator[Cluster]:
 
 async def up(cluster: Cluster, instances: int) -> None:
     """So many instances are up, and nothing is being changed."""
-    scheduler = cluster.loop.scheduler
+    scheduler = cluster.loop.supervisor.scheduler
     while scheduler.reconfiguration.under_way or len(scheduler.ledger.instances) != instances:
         await asyncio.sleep(0.01)
 

@@ -63,7 +63,7 @@ async def running(
 ) -> AsyncIterator[LiveFrontend]:
     cluster = build_cluster(config, loaded, host=host)
     cluster.start()
-    while len(cluster.loop.scheduler.ledger.instances) < config.instances:
+    while len(cluster.loop.status().instances) < config.instances:
         await asyncio.sleep(0.01)
     try:
         yield cluster.frontend

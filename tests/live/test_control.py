@@ -80,7 +80,7 @@ def submit(cluster, name, on_tokens=None):
 
 
 def layout(cluster):
-    return tuple(sorted(i.spec.slot for i in cluster.loop.scheduler.ledger.instances.values()))
+    return tuple(sorted(i.spec.slot for i in cluster.loop.status().instances))
 
 
 async def both_up(cluster):

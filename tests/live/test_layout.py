@@ -54,7 +54,7 @@ def submit(cluster, name):
 
 
 async def all_up(cluster):
-    while len(cluster.loop.scheduler.ledger.instances) < len(cluster.specs):
+    while len(cluster.loop.status().instances) < len(cluster.specs):
         await asyncio.sleep(0)
 
 
@@ -73,7 +73,7 @@ async def test_a_lost_worker_is_a_lost_instance_and_the_text_is_the_same(tmp_pat
         ]
         (worker,) = multiprocessing.active_children()
         jobs = [submit(cluster, name) for name in names]
-        while not any(i.placed for i in cluster.loop.scheduler.ledger.instances.values()):
+        while not any(i.running for i in cluster.loop.status().instances):
             await asyncio.sleep(0)
         worker.kill()
         answers = await asyncio.gather(*jobs, *(submit(cluster, f"1{name}") for name in names))
@@ -108,7 +108,7 @@ async def test_autoregressive_requests_are_handed_over_between_unequal_degrees(t
     texts = {}
     async with running_cluster(config, loaded=causal) as cluster:
         await all_up(cluster)
-        cluster.loop.scheduler._placement = CutAtTwenty()
+        cluster.loop.supervisor.scheduler._placement = CutAtTwenty()
         for name in ("whole", "to wide", "to narrow"):
             kind, now_s = Family.AUTOREGRESSIVE, cluster.frontend.now_s()
             request = Request(RequestId(name), kind, "tiny", 12, 16, now_s)

@@ -46,9 +46,10 @@ def kill_when_it_emits(cluster):
     killed = []
 
     def watch(request):
-        instance = cluster.loop.scheduler.ledger.instances.get(VICTIM)
-        if not killed and instance is not None and request.id in instance.placed:
-            killed.extend(instance.placed)
+        rows = {i.spec.id: i.running for i in cluster.loop.status().instances}
+        running = rows.get(VICTIM, ())
+        if not killed and request.id in running:
+            killed.extend(running)
             cluster.transport.kill(VICTIM)
 
     watch.killed = killed
@@ -72,7 +73,7 @@ async def test_every_request_survives_a_kill_under_load(cache):
             assert [c.tokens for c in disturbed] == [c.tokens for c in undisturbed]
             forwards = [c.end.report.forwards for c in undisturbed]
             assert [c.end.report.forwards for c in disturbed] == forwards
-        while len(cluster.loop.scheduler.ledger.instances) < 2:
+        while len(cluster.loop.status().instances) < 2:
             await asyncio.sleep(0)  # the victim is rebuilt
         assert_at_rest(cluster)
         again = await serve_all(cluster, 4, cache)
@@ -119,7 +120,7 @@ async def test_requests_outlive_the_loss_of_the_whole_cluster():
     async with running_cluster() as cluster:
 
         def kill_both(request):
-            for instance in list(cluster.loop.scheduler.ledger.instances):
+            for instance in [i.spec.id for i in cluster.loop.status().instances]:
                 if instance not in killed:
                     killed.add(instance)
                     cluster.transport.kill(instance)

@@ -153,7 +153,7 @@ async def test_nothing_is_changed_while_it_is_not_known_what_is_there(tmp_path, 
         await until(cluster, 1, 1)
         operator.restart_scheduler()
         await until(cluster, 1, 1)
-        assert not cluster.loop.scheduler.reconfiguration.forming, "what was drained stays away"
+        assert not cluster.loop.status().forming, "what was drained stays away"
 
 
 def test_instances_that_stay_are_kept_where_they_are():

@@ -47,9 +47,9 @@ async def test_a_killed_actor_is_replaced_and_answers_are_those_of_one_process(r
         killed = []
 
         def kill(request):
-            loads = cluster.loop.scheduler.ledger.instances
-            if not killed and request.id in loads[min(loads)].placed:
-                killed.append(min(loads))
+            first = min(cluster.loop.status().instances, key=lambda i: i.spec.id)
+            if not killed and request.id in first.running:
+                killed.append(first.spec.id)
                 actor = next(n for n in list_named_actors() if killed[0] in n)
                 ray.kill(ray.get_actor(actor))
 
@@ -68,11 +68,11 @@ async def test_split_requests_travel_between_actors(ray_of_two_cpus, tmp_path):
     names = ["whole", "r:3", "r:12", "r:13", "r:20"]
     long = {"prompt": 400, "output": 60, "seed": 9}
     async with running_cluster(ServeConfig(instances=2, **options), loaded=loaded) as cluster:
-        cluster.loop.scheduler._placement = CutAt()
+        cluster.loop.supervisor.scheduler._placement = CutAt()
         whole = (await answer(cluster, "whole")).tokens
         long_whole = (await answer(cluster, "l", **long)).tokens
     async with ray_cluster(**options) as cluster:
-        cluster.loop.scheduler._placement = CutAt()
+        cluster.loop.supervisor.scheduler._placement = CutAt()
         for name in names:
             assert (await answer(cluster, name)).tokens == whole, name
         for name in ("l:150", "l:420"):

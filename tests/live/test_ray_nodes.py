@@ -42,7 +42,7 @@ async def test_split_requests_travel_between_nodes(two_nodes, tmp_path):
     cuts, long_cuts = ("r:3", "r:12", "r:20"), ("l:150", "l:420")
     long = {"prompt": 400, "output": 60, "seed": 9}
     async with running_cluster(ServeConfig(instances=2, **options), loaded=loaded) as cluster:
-        cluster.loop.scheduler._placement = CutAt()
+        cluster.loop.supervisor.scheduler._placement = CutAt()
         whole = (await answer(cluster, "whole")).tokens
         long_whole = (await answer(cluster, "l", **long)).tokens
     landed = set()
@@ -52,7 +52,7 @@ async def test_split_requests_travel_between_nodes(two_nodes, tmp_path):
             landed.add(handled.event.request_id)
 
     async with ray_cluster([note], **options) as cluster:
-        cluster.loop.scheduler._placement = CutAt()
+        cluster.loop.supervisor.scheduler._placement = CutAt()
         for name in cuts:
             assert (await answer(cluster, name)).tokens == whole, name
         for name in long_cuts:

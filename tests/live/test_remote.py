@@ -50,7 +50,7 @@ async def remote_cluster(monkeypatch, loaded, host, **options):
 
 
 async def both_up(cluster):
-    while len(cluster.loop.scheduler.ledger.instances) < 2:
+    while len(cluster.loop.status().instances) < 2:
         await asyncio.sleep(0.001)
 
 
@@ -92,10 +92,10 @@ async def test_an_instance_that_vanishes_is_replaced(monkeypatch):
     async with remote_cluster(monkeypatch, loaded, threads()) as cluster:
 
         def kill(request):
-            victim = min(cluster.loop.scheduler.ledger.instances)
-            if not killed and request.id in cluster.loop.scheduler.ledger.instances[victim].placed:
-                killed.append(victim)
-                cluster.transport.kill(victim)
+            first = min(cluster.loop.status().instances, key=lambda i: i.spec.id)
+            if not killed and request.id in first.running:
+                killed.append(first.spec.id)
+                cluster.transport.kill(first.spec.id)
 
         assert tokens(await serve_all(cluster, 8, kill)) == tokens(expected)
         assert killed
@@ -139,7 +139,7 @@ async def test_requests_are_handed_over_between_processes(monkeypatch, tmp_path,
     monkeypatch.setattr(WatchedExecutor, "copies", copies := [])
     host = threads(apart=apart)
     async with remote_cluster(monkeypatch, loaded, host, kv_pages=200) as cluster:
-        cluster.loop.scheduler._placement = CutAt()
+        cluster.loop.supervisor.scheduler._placement = CutAt()
         cuts = [3, 11, 12, 15, 20]
         names = ["whole", *(f"r:{cut}" for cut in cuts), "long:150", "long:420"]
         long = {"prompt": 400, "output": 60, "seed": 9}

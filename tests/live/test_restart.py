@@ -52,7 +52,7 @@ async def test_requests_go_on_where_they_are_and_no_step_is_done_twice(undisturb
         def restart(_):
             nonlocal told
             told += 1
-            if told % 7 == 0 and cluster.loop.restarts < RESTARTS:
+            if told % 7 == 0 and cluster.loop.supervisor.restarts < RESTARTS:
                 cluster.operator.restart_scheduler()
 
         answers = await asyncio.gather(*serve(cluster, 24, restart))
@@ -75,16 +75,16 @@ async def test_an_instance_lost_while_a_scheduler_takes_over(undisturbed):
     async with running_cluster() as cluster:
 
         def strike(_):
-            if not cluster.loop.restarts:
+            if not cluster.loop.supervisor.restarts:
                 cluster.transport.kill(InstanceId("node0-gpu0"))
                 cluster.operator.restart_scheduler()
-                assert cluster.loop.scheduler.recovering
+                assert cluster.loop.status().recovering
                 assert cluster.frontend.ready(), "requests are taken meanwhile"
 
         answers = await asyncio.gather(*serve(cluster, 24, strike))
         reading = cluster.control_reading()
         assert (reading.instance_losses, reading.scheduler_restarts) == (1, 1)
-        while len(cluster.loop.scheduler.ledger.instances) < 2:
+        while len(cluster.loop.status().instances) < 2:
             await asyncio.sleep(0.001)
         assert_at_rest(cluster)
     assert [answer.tokens for answer in answers] == undisturbed
@@ -129,7 +129,7 @@ async def test_a_request_that_the_scheduler_fails_on_harms_no_other(kind, monkey
     failing_on(monkeypatch, is_bad)
     async with running_cluster() as cluster:
         answers = await asyncio.gather(*serve(cluster, 12))
-        assert cluster.loop.restarts == 1
+        assert cluster.loop.supervisor.restarts == 1
         assert cluster.frontend.healthy()
         await at_rest(cluster)
     failed = answers.pop(5).end
@@ -144,7 +144,7 @@ async def test_a_scheduler_that_always_fails_is_reported_as_broken(monkeypatch):
         jobs = serve(cluster, 2)
         while cluster.frontend.healthy():
             await asyncio.sleep(0.001)
-        assert cluster.loop.restarts == FAILURES
+        assert cluster.loop.supervisor.restarts == FAILURES
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
@@ -185,13 +185,13 @@ async def test_hand_overs_go_on(moment, causal, profile, monkeypatch):
 
         def restart(request):
             told[request.id] = told.get(request.id, 0) + 1
-            if told[request.id] == 4 + 6 * moment and cluster.loop.restarts < RESTARTS:
+            if told[request.id] == 4 + 6 * moment and cluster.loop.supervisor.restarts < RESTARTS:
                 cluster.loop.restart()
 
         told: dict[RequestId, int] = {}
         jobs = [answer(cluster, f"r{n}:{n}", output=40, on_tokens=restart) for n in range(4, 50, 9)]
         answers = await asyncio.gather(*jobs)
-        assert cluster.loop.restarts
+        assert cluster.loop.supervisor.restarts
         assert cluster.counters.handovers >= len(jobs) / 2
         await at_rest(cluster)
     assert [answer.tokens for answer in answers] == [whole] * len(jobs)

@@ -65,8 +65,8 @@ async def split_cluster(loaded, profile, damage=(), **options):
     ):
         config = ServeConfig(**options)
         async with running_cluster(config, loaded=loaded) as cluster:
-            cluster.loop.scheduler._placement = CutAt()
-            while len(cluster.loop.scheduler.ledger.instances) < config.instances:
+            cluster.loop.supervisor.scheduler._placement = CutAt()
+            while len(cluster.loop.status().instances) < config.instances:
                 await asyncio.sleep(0)
             yield cluster, watched.copies
 
@@ -147,7 +147,7 @@ async def test_an_instance_is_lost_before_and_after_the_hand_over(
     """The second emits everything where the prompt is cut; else the first emits 31 tokens."""
     async with split_cluster(loaded, profile) as (cluster, _):
         whole = await answer(cluster, "whole", **MIDDLE)
-        seen, names = [], sorted(cluster.loop.scheduler.ledger.instances)
+        seen, names = [], sorted(i.spec.id for i in cluster.loop.status().instances)
 
         def lose(made):
             seen.append(made)

@@ -50,7 +50,7 @@ async def run_a_cluster(config):
 
         def disturb(request):
             """Cancel the fourth request when it emits; later lose the instance it was not on."""
-            ledger = cluster.loop.scheduler.ledger
+            ledger = cluster.loop.supervisor.scheduler.ledger
             segment = ledger.requests[request.id].segment if request.id in ledger.requests else None
             if request.id == "3" and not cancelled_on and segment:
                 cancelled_on.append(segment.instance)
@@ -58,7 +58,7 @@ async def run_a_cluster(config):
             elif cancelled_on and not lost and segment and segment.instance != cancelled_on[0]:
                 lost.append(segment.instance)
                 cluster.transport.kill(segment.instance)
-            elif lost and not cluster.loop.restarts:
+            elif lost and not cluster.loop.supervisor.restarts:
                 cluster.operator.restart_scheduler()
 
         jobs = []

@@ -42,7 +42,7 @@ async def serve(config, loaded, prompt, output):
     """One request, alone, told that its output will reach its limit."""
     with unittest.mock.patch.object(families, "batch_profile", return_value=profile()):
         async with running_cluster(config, loaded=loaded) as cluster:
-            while len(cluster.loop.scheduler.ledger.instances) < config.instances:
+            while len(cluster.loop.status().instances) < config.instances:
                 await asyncio.sleep(0)
             request, payload = make(NAME, prompt, output, ignore_eos=True)
             request = dataclasses.replace(

@@ -38,7 +38,7 @@ def test_these_worlds_do_what_they_are_for():
     """Guards the test above: worlds where nothing happens would make it vacuous."""
     worlds = [run_world(seed, random_config(seed), **random_faults(seed)) for seed in range(12)]
     assert sum(w.world.losses for w in worlds) >= 5
-    assert sum(w.world.scheduler.reconfiguration.changes for w in worlds) >= 3
+    assert sum(w.world.supervisor.scheduler.reconfiguration.changes for w in worlds) >= 3
     releases = [r.releases for w in worlds for r in w.world.records.values()]
     assert sum(releases) >= 20
     events = {type(event).__name__ for w in worlds for _, event, _ in w.log}

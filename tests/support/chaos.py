@@ -96,7 +96,7 @@ async def chaos_cluster(family, layout="1,1,1", cluster="local", seed=0):
             chaos = Chaos(running, family, seed)
             await chaos.learn()
             yield chaos
-            while running.loop.scheduler.reconfiguration.under_way:
+            while running.loop.status().changing:
                 await asyncio.sleep(0.01)
             assert_at_rest(running)
         async with asyncio.timeout(REST_S):
@@ -216,7 +216,7 @@ class Chaos:
         if not self._deck:
             self._deck = self.random.sample(DISTURBANCES, len(DISTURBANCES))
         what, cluster = self._deck.pop(), self.cluster
-        instances = sorted(cluster.loop.scheduler.ledger.instances)
+        instances = sorted(cluster.loop.supervisor.scheduler.ledger.instances)
         running = sorted(cluster.loop.records)
         if what == "kill" and instances:
             cluster.transport.kill(self.random.choice(instances))

@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from stepserve.control.global_scheduler import GlobalScheduler
+from stepserve.control.ledger import ClaimKind
+from stepserve.control.lifecycle import RequestPhase
 from stepserve.control.load_control import LoadControl
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
@@ -52,8 +54,10 @@ from stepserve.core.protocols import Placement
 from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.running import StepPace
 from stepserve.core.segment import Segment
+from stepserve.core.status import InstancePhase
 from stepserve.core.step import StepKind, StepOutcome
 from stepserve.policies.threshold.fixed import FixedThreshold
+from support.invariants import check_phase
 from support.parts import make_policy
 
 GLOBAL = "global"
@@ -207,7 +211,7 @@ class HandoverCluster:
 
     def drain(self, name):
         instance = self.scheduler.ledger.instances[InstanceId(name)]
-        for request_id in (*instance.placed, *instance.expected):
+        for request_id in instance.held(ClaimKind.RUNNING, ClaimKind.PLANNED):
             self.truths[request_id].disturbed = True
         self.carry_out_global(_drain(instance, self.scheduler.ledger))
 
@@ -310,7 +314,7 @@ class HandoverCluster:
         if isinstance(event, SegmentEnded | InstanceLost | HandoverStalled):
             ledger = self.scheduler.ledger
             for instance in ledger.instances.values():
-                if instance.draining:
+                if instance.phase is not InstancePhase.UP:
                     self.carry_out_global(_drain(instance, ledger))
 
     def carry_out_global(self, actions):
@@ -418,7 +422,7 @@ class HandoverCluster:
     # -- invariants
 
     def check(self):
-        if not self.scheduler.recovering:
+        if not self.scheduler.status().recovering:
             self.check_books()
         self.check_machines()
 
@@ -427,20 +431,15 @@ class HandoverCluster:
         for truth in self.truths.values():
             assert (truth.request.id in ledger.requests) == (truth.answer is None)
         for name, instance in ledger.instances.items():
-            held = [*instance.placed, *instance.expected, *instance.departing]
-            assert len(held) == len(set(held)), "an instance holds a request once"
-            assert set(instance.pages._held) == set(held)
-            assert (
-                instance.pages.free + sum(instance.pages._held.values()) == instance.pages.capacity
-            )
-            tokens = [*instance.placed.values(), *instance.expected.values()]
-            tokens += [tokens for _, tokens in instance.departing.values()]
-            assert instance.running_tokens == sum(tokens)
+            claims = instance.claims.values()
+            pages = sum(claim.pages for claim in claims)
+            assert instance.free_pages == instance.spec.page_capacity - pages >= 0
+            assert instance.running_tokens == sum(claim.tokens for claim in claims)
             local = self.known[name].local
             for request_id, pages in local.pages._held.items():
-                assert instance.pages._held.get(request_id, 0) >= pages, "room was promised"
+                assert instance.claims[request_id].pages >= pages, "room was promised"
             planned = {s.instance for t in ledger.requests.values() for s in t.planned}
-            assert not instance.expected or name in planned
+            assert not instance.held(ClaimKind.PLANNED) or name in planned
         placed = [t for t in ledger.requests.values() if t.segment is not None]
         assert ledger.admitted == len(placed)
         for state in ledger.requests.values():
@@ -448,14 +447,17 @@ class HandoverCluster:
             chain = [s for s in (state.segment, *state.planned) if s is not None]
             for segment in chain:
                 instance = ledger.instances[segment.instance]
-                assert name in (instance.placed if segment is state.segment else instance.expected)
+                kind = ClaimKind.RUNNING if segment is state.segment else ClaimKind.PLANNED
+                claim = instance.claims[name]
+                assert (claim.kind, claim.epoch) == (kind, segment.epoch)
             assert not state.planned or state.segment is not None
             for one, after in itertools.pairwise(chain):
                 assert one.stop == after.start, "segments tile the axis"
                 assert one.epoch + 1 == after.epoch
-            assert not chain or chain[-1].stop is None or state.cancelled or state.cutting
+            leaving = state.phase is RequestPhase.LEAVING
+            assert not chain or chain[-1].stop is None or state.cancelled or leaving
             queued = any(row[2] == name for row in self.scheduler._queue)
-            assert queued == (state.segment is None and state.forecast is not None)
+            check_phase(state, queued)
 
     def check_machines(self):
         running = [r for m in self.machines.values() for r in m.local.running_requests]
@@ -476,8 +478,7 @@ class HandoverCluster:
         assert not ledger.requests
         assert not self.scheduler._queue
         for instance in ledger.instances.values():
-            assert not len(instance.pages)
-            assert not instance.departing
+            assert not instance.claims
             assert instance.running_tokens == 0
         for machine in self.machines.values():
             local = machine.local

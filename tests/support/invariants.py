@@ -7,7 +7,19 @@ answer, by the world.
 
 import itertools
 
+from stepserve.control.ledger import ClaimKind
+from stepserve.control.lifecycle import RequestPhase
 from stepserve.core.actions import Reject
+from stepserve.core.status import InstancePhase
+
+
+def check_phase(state, queued):
+    """A request's phase says where it is: between two events it is in exactly one place."""
+    phase, placed = state.phase, state.segment is not None
+    assert (phase in (RequestPhase.RUNNING, RequestPhase.LEAVING)) == placed
+    assert (phase is RequestPhase.QUEUED) == queued
+    assert (phase is RequestPhase.PREDICTING) == (not placed and state.forecast is None)
+    assert phase is not RequestPhase.UNPLACED
 
 
 class Invariants:
@@ -25,27 +37,25 @@ class Invariants:
         self.check_instances()
 
     def check_ledger(self):
-        scheduler = self.world.scheduler
+        scheduler = self.world.supervisor.scheduler
         ledger = scheduler.ledger
         queued = [row[2] for row in scheduler._queue]
         assert scheduler._queue == sorted(scheduler._queue)
         assert len(queued) == len(set(queued))
         placed, expected = {}, {}
         for name, instance in ledger.instances.items():
-            assert not placed.keys() & instance.placed.keys(), "reserved in one place"
-            placed.update(dict.fromkeys(instance.placed, name))
-            for request_id in instance.expected:
+            runs = instance.held(ClaimKind.RUNNING)
+            assert not placed.keys() & set(runs), "claimed in one place"
+            placed.update(dict.fromkeys(runs, name))
+            for request_id in instance.held(ClaimKind.PLANNED, ClaimKind.MIGRATION):
                 expected.setdefault(request_id, set()).add(name)
-            departing = {r: tokens for r, (_, tokens) in instance.departing.items()}
-            held = {**instance.placed, **instance.expected, **departing}
-            kinds = instance.placed, instance.expected, departing
-            assert len(held) == sum(map(len, kinds)), "an instance holds a request once"
-            assert set(instance.pages._held) == set(held), "pages and promises agree"
-            taken = sum(instance.pages._held.values())
-            assert instance.pages.free == instance.pages.capacity - taken >= 0
-            assert instance.running_tokens == sum(held.values())
-            assert len(held) <= instance.spec.max_running_requests
-            assert not (instance.stopping and instance.placed), "stopped while it holds something"
+            claims = instance.claims.values()
+            pages = sum(claim.pages for claim in claims)
+            assert instance.free_pages == instance.spec.page_capacity - pages >= 0
+            assert instance.running_tokens == sum(claim.tokens for claim in claims)
+            assert len(claims) <= instance.spec.max_running_requests
+            stopping = instance.phase is InstancePhase.STOPPING
+            assert not (stopping and claims), "stopped while it holds something"
         assert ledger.admitted == len(placed)
         ranks = sorted(instance.rank[:2] for instance in ledger.instances.values())
         assert [rank[:2] for rank in ledger._ranks] == ranks, "kept in order of load"
@@ -53,15 +63,14 @@ class Invariants:
             segment = state.segment
             assert placed.get(name) == (None if segment is None else segment.instance)
             planned = {s.instance for s in state.planned}
-            assert expected.get(name, set()) == planned | ({state.successor} - {None})
-            waits = state.forecast is None
-            assert (name in queued) == (segment is None and not waits), "in exactly one place"
-            assert segment is not None or not (state.successor or state.planned)
+            assert expected.get(name, set()) == planned | ({state.migration_target} - {None})
+            check_phase(state, name in queued)
+            assert segment is not None or not (state.migration_target or state.planned)
             chain = [segment, *state.planned]
             for one, after in itertools.pairwise(chain):
                 assert (one.stop, one.epoch + 1) == (after.start, after.epoch), "segments tile"
         assert {*queued, *placed, *expected} <= ledger.requests.keys()
-        if not scheduler.recovering:
+        if not scheduler.status().recovering:
             assert ledger.requests.keys() == self.world.unanswered.keys()
 
     def check_instances(self):
@@ -83,22 +92,22 @@ class Invariants:
 
     def check_promises(self, name, local):
         """What an instance holds was promised to it: the two ledgers of pages cannot collide."""
-        instance = self.world.scheduler.ledger.instances.get(name)
-        if instance is not None and not self.world.scheduler.recovering:
+        instance = self.world.supervisor.scheduler.ledger.instances.get(name)
+        if instance is not None and not self.world.supervisor.scheduler.status().recovering:
             for request_id, pages in local.pages._held.items():
-                assert pages <= instance.pages._held.get(request_id, 0)
+                assert pages <= instance.claims[request_id].pages
 
     def check_rest(self):
-        world, scheduler = self.world, self.world.scheduler
+        world, scheduler = self.world, self.world.supervisor.scheduler
         assert not world.unanswered
         assert not scheduler.ledger.requests
         assert not scheduler._queue
         assert not scheduler.reconfiguration.under_way
         assert set(scheduler.ledger.instances) == set(world.instances)
         for instance in scheduler.ledger.instances.values():
-            assert instance.pages.free == instance.pages.capacity
+            assert not instance.claims
             assert not instance.running_tokens
-            assert not instance.draining
+            assert instance.phase is InstancePhase.UP
         for instance in world.instances.values():
             assert not instance.local.running_requests
             assert not instance.local.inbound

@@ -140,12 +140,10 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None, 
 
 def assert_at_rest(cluster):
     """Nothing is left of any request."""
-    scheduler = cluster.loop.scheduler
+    scheduler = cluster.loop.supervisor.scheduler
     assert not cluster.loop.records
     assert not scheduler.ledger.requests
-    assert scheduler.queued == 0
+    assert scheduler.status().queued == 0
     for instance in scheduler.ledger.instances.values():
-        assert instance.pages.free == instance.pages.capacity
-        assert not instance.placed
-        assert not instance.expected
-        assert not instance.departing
+        assert instance.free_pages == instance.spec.page_capacity
+        assert not instance.claims

@@ -73,7 +73,7 @@ def lost_rings():
 
 
 async def all_up(cluster):
-    while len(cluster.loop.scheduler.ledger.instances) < len(cluster.specs):
+    while len(cluster.loop.status().instances) < len(cluster.specs):
         await asyncio.sleep(0.01)
 
 

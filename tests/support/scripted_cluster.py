@@ -1,5 +1,6 @@
 """A global scheduler told one event at a time; forecasts are answered at once."""
 
+from stepserve.control.ledger import ClaimKind
 from stepserve.core.actions import Predict, Send
 from stepserve.core.events import InstanceReported, InstanceUp, Predicted, RequestArrived
 from stepserve.core.forecast import StepForecast
@@ -71,7 +72,7 @@ class ScriptedCluster:
         ledger = self.scheduler.ledger
         rows = tuple(
             RunningReport(r, t.epoch, Progress(settled, 0, 1), t.forecast)
-            for r in ledger.instances[instance].placed
+            for r in ledger.instances[instance].held(ClaimKind.RUNNING)
             if (t := ledger.requests[r])
         )
         return self.tell(InstanceReported(instance, self.now_s, None, rows))

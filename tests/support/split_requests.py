@@ -42,7 +42,7 @@ async def answer(cluster, name, *, on_tokens=None, **shape):
 
 async def at_rest(cluster):
     """Once the instances have let go of what was taken back."""
-    ledger = cluster.loop.scheduler.ledger
-    while any(i.departing or len(i.pages) for i in ledger.instances.values()):
+    ledger = cluster.loop.supervisor.scheduler.ledger
+    while any(i.claims for i in ledger.instances.values()):
         await asyncio.sleep(0.001)
     assert_at_rest(cluster)

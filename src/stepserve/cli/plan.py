@@ -15,7 +15,7 @@ from stepserve.cli.options import (
     option,
     write_json,
 )
-from stepserve.control.reconfigure import HEADROOM
+from stepserve.control.plan_demand import HEADROOM
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.plan import PlanProblem, Slot, WorkloadClass

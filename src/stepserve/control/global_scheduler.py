@@ -39,11 +39,14 @@ from stepserve.core.protocols import (
 )
 from stepserve.core.request import FinishReason, OnMiss, Request
 from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
+from stepserve.core.status import ClusterStatus, InstanceStatus
 
 from . import splits
 from .admission import completion_s
-from .ledger import Ledger, RequestState, WorkOf
+from .ledger import ClaimKind, Ledger, RequestState, WorkOf
+from .lifecycle import RequestPhase, RequestStep
 from .load_control import LoadControl
+from .plan_demand import PlanDemand
 from .reconfigure import Reconfiguration
 from .recovery import WHY, Recovery
 from .relocation import QueueKey, Relocation, queue_key
@@ -76,7 +79,8 @@ class GlobalScheduler:
         self._placement = placement
         self._cost = cost
         self.load_control = load_control
-        self.reconfiguration = Reconfiguration(config, cost)
+        self.reconfiguration = Reconfiguration()
+        self._demand = PlanDemand(config, cost, self.reconfiguration)
         self.ledger = Ledger(program, config.running_tokens, config.admitted_limit, work)
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
         self._queue: list[QueueKey] = []  # sorted
@@ -84,14 +88,34 @@ class GlobalScheduler:
         self._recovery: Recovery | None = None
 
     @property
-    def recovering(self) -> bool:
-        """Whether instances are yet to say what they hold (see ``recovery``)."""
-        return self._recovery is not None
+    def settled(self) -> bool:
+        """Whether the layout stands: no change is under way, and no recovery."""
+        return self._recovery is None and not self.reconfiguration.under_way
 
-    @property
-    def queued(self) -> int:
-        """Requests that wait for room."""
-        return len(self._queue)
+    def status(self) -> ClusterStatus:
+        """A snapshot for whoever looks from outside."""
+        change, requests = self.reconfiguration, self.ledger.requests.values()
+        return ClusterStatus(
+            instances=tuple(
+                InstanceStatus(i.spec, i.phase, tuple(i.held(ClaimKind.RUNNING)), i.free_pages)
+                for i in self.ledger.instances.values()
+            ),
+            queued=len(self._queue),
+            caps=tuple(state.cap for state in requests),
+            layout_changes=change.changes,
+            changing=change.under_way,
+            forming=change.forming,
+            recovering=self._recovery is not None,
+        )
+
+    def runs(self, segment: Segment) -> bool:
+        """Whether it is the segment that its request runs in now."""
+        state = self.ledger.requests.get(segment.request_id)
+        return (
+            state is not None
+            and state.segment is not None
+            and (state.segment.epoch == segment.epoch)
+        )
 
     def handle(self, now_s: float, event: GlobalEvent) -> list[GlobalAction]:
         """Take one event into account and return what is to be done, in order."""
@@ -113,21 +137,21 @@ class GlobalScheduler:
             case InstanceStopped():
                 actions = self._stopped(event)
             case PlanSolved():
-                actions = self.reconfiguration.take(event.plan, self.ledger)
+                actions = self._demand.take(event.plan, self.ledger)
             case InstanceLost():
                 actions = self._lose(event) + self._place_queued(now_s)
             case HandoverStalled():
                 actions = self._stalled(event)
             case InstanceFound():
-                actions = self._come_up(now_s, event) if self.recovering else []
+                actions = self._come_up(now_s, event) if self._recovery is not None else []
             case SchedulerStarted():
                 actions = self._take_over(event)
         if self._recovery is not None and not self._recovery.awaiting:
             actions += self._recover(now_s, self._recovery)
         if self.load_control.stale:
             actions += self.load_control.update(now_s, self.ledger)
-        if self.reconfiguration.on:
-            actions += self.reconfiguration.ask(now_s, self.ledger)
+        if self._demand.on:
+            actions += self._demand.ask(now_s, self.ledger)
         return actions
 
     def _take_over(self, event: SchedulerStarted) -> list[GlobalAction]:
@@ -167,24 +191,26 @@ class GlobalScheduler:
         return [self._predict(state, "arrived")]
 
     def _predict(self, state: RequestState, why: str) -> GlobalAction:
+        state.move(RequestStep.PREDICT)
         request = state.request
         thresholds = self._program.thresholds(request, self._config.thresholds)
         return Predict(request, state.progress, thresholds, why)
 
     def _admit(self, now_s: float, event: Predicted) -> list[GlobalAction]:
         state = self.ledger.requests.get(event.request_id)
-        if state is None or state.forecast is not None:
+        if state is None or state.phase is not RequestPhase.PREDICTING:
             return []
         state.forecast = event.forecast
         is_new = state.epoch == 0
         if is_new:
             self.load_control.admit(state)
-            self.reconfiguration.count(state)
+            self._demand.count(state)
         if is_new and state.request.slo.on_miss is OnMiss.REJECT:
             refusal = self._refuse(now_s, state, event.forecast)
             if refusal is not None:
-                del self.ledger.requests[event.request_id]
+                self._forget(state)
                 return [refusal]
+        state.move(RequestStep.ENQUEUE)
         self._enqueue(state)
         return self._place_queued(now_s)
 
@@ -259,7 +285,7 @@ class GlobalScheduler:
         for segment, ends_s in rows:
             at = request, progress, forecast, state.cap, source
             source = segment.instance
-            running_requests = len(self.ledger.instances[source].placed)
+            running_requests = len(self.ledger.instances[source].held(ClaimKind.RUNNING))
             why = f"epoch {segment.epoch}, {running_requests} running requests there"
             if placement.why:
                 why = f"{why}; {placement.why}"
@@ -279,13 +305,13 @@ class GlobalScheduler:
         return [self._finish(state, event.reason, None, "cancelled before it was placed")]
 
     def _drop(self, state: RequestState) -> GlobalAction:
-        del self.ledger.requests[state.request.id]
+        self._forget(state)
         self.load_control.changed()
         return Reject(state.request.id, 1.0, "its deadline passed while it waited")
 
     def _end(self, event: SegmentEnded) -> list[GlobalAction]:
         segment, ledger = event.segment, self.ledger
-        if ledger.departed(segment):
+        if ledger.left(segment):
             return self.reconfiguration.advance(ledger)
         state = ledger.requests.get(segment.request_id)
         if state is None:
@@ -296,7 +322,7 @@ class GlobalScheduler:
         if event.end is SegmentEnd.HANDED_OFF and state.planned:
             state.progress = event.progress
             ledger.promote(state, state.planned[0].epoch)
-            ledger.departed(segment)
+            ledger.left(segment)
             return self.reconfiguration.advance(ledger)
         dropped = splits.drop(ledger, state, event.end.value)
         ledger.unassign(state)
@@ -306,8 +332,8 @@ class GlobalScheduler:
         self.load_control.changed()
         if event.end in (SegmentEnd.FINISHED, SegmentEnd.FAILED):
             actions = [self._end_of(state, event)]
-        elif state.successor is not None and state.cancelled is None:
-            start, to = state.progress.settled, state.successor
+        elif state.migration_target is not None and state.cancelled is None:
+            start, to = state.progress.settled, state.migration_target
             after = Segment(state.request.id, segment.index + 1, start, None, to, epoch=0)
             actions = self._send_segments(state, Placement((after,)))
         else:
@@ -332,17 +358,21 @@ class GlobalScheduler:
         if state.losses >= MAX_LOSSES:
             error = f"given up after {state.losses} losses of its instances"
             return [self._finish(state, FinishReason.ERROR, error, error)]
-        self.ledger.forget_successor(state)
+        self.ledger.cancel_migration(state)
         state.forecast = None  # made for another state, and at least a placement old
         return [self._predict(state, why)]
 
     def _finish(
         self, state: RequestState, reason: FinishReason, error: str | None, why: str
     ) -> GlobalAction:
-        self.ledger.forget_successor(state)
-        del self.ledger.requests[state.request.id]
+        self.ledger.cancel_migration(state)
+        self._forget(state)
         self.load_control.changed()
         return Finish(state.request.id, reason, error, why)
+
+    def _forget(self, state: RequestState) -> None:
+        state.move(RequestStep.END)
+        del self.ledger.requests[state.request.id]
 
     def _hear(self, now_s: float, event: InstanceReported) -> list[GlobalAction]:
         name, batch_ends_s, measured, running_requests, mix = event

@@ -3,8 +3,10 @@
 import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from stepserve.core.actions import Send
+from stepserve.core.errors import CapacityError
 from stepserve.core.events import SegmentReleased
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
@@ -12,75 +14,104 @@ from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Run
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import FinishReason, Progress, Request
 from stepserve.core.segment import ReleasePoint, Segment
+from stepserve.core.status import InstancePhase
 
-from .pages import PageLedger, pages_for, segment_tokens
+from .lifecycle import INSTANCE, REQUEST, InstanceStep, RequestPhase, RequestStep, after
+from .pages import pages_for, segment_tokens
 
 WorkOf = Callable[[Request, Progress, StepForecast, int | None], Work]
-"""``AutoregressiveProgram.work``."""
+"""``StepProgram.work``."""
 
 
 @dataclass(slots=True)
 class RequestState:
     """One unfinished request.
 
-    Without a forecast it waits for one; with a forecast and no segment it waits in the queue;
-    with a segment it runs on exactly that instance. ``successor`` is where it goes on once its
-    instance lets it go at the next cut; room is reserved there, as it is for the ``planned``
-    segments, which take over one after another.
+    With a ``segment`` it runs on exactly that instance. ``planned`` segments take over one after
+    another (the second micro-request of DynaServe 3.1). ``migration_target`` is where the request
+    goes on once its instance lets it go. Room is reserved for both.
     """
 
     request: Request
     progress: Progress
+    phase: RequestPhase = RequestPhase.UNPLACED
     forecast: StepForecast | None = None
     segment: Segment | None = None
     planned: tuple[Segment, ...] = ()
-    successor: InstanceId | None = None
-    cutting: bool = False  # its instance was asked to let it go
+    migration_target: InstanceId | None = None
     epoch: int = 0  # the latest given to a segment
     losses: int = 0  # placements that ended with the loss of the instance
     cap: float = 1.0
     cancelled: FinishReason | None = None
-    late: bool = False  # its deadline is infeasible, and it goes after those in time
-    preemptible: bool = False  # late, and leaves its place to them; load control ignores it
+    infeasible: bool = False  # its deadline cannot be met: it goes after those in time
+    preemptible: bool = False  # infeasible, and leaves its place to them; has no demand
+
+    def move(self, step: RequestStep) -> None:
+        """Take a step of its life. Raises LifecycleError for one that is not possible now."""
+        self.phase = after(REQUEST, self.phase, step, self.request.id)
 
     def ask_release(self, at: ReleasePoint, why: str) -> Send:
         """The message that takes the segment back; answered by ``SegmentEnded``."""
-        assert self.segment is not None, "only a placed request can be released"
-        self.cutting = True
+        self.move(RequestStep.RELEASE)
+        assert self.segment is not None, "a request that runs has a segment"
         released = SegmentReleased(self.request.id, self.segment.epoch, at)
         return Send(self.segment.instance, released, why)
 
 
+class ClaimKind(Enum):
+    """What room on an instance is promised for."""
+
+    RUNNING = "running"
+    PLANNED = "planned"  # a segment that will take over
+    MIGRATION = "migration"  # a request that will be let go elsewhere
+    LEAVING = "leaving"  # over as far as its request goes; its instance has yet to say so
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request's room on an instance: ``pages``, and one place. ``tokens`` is its full length.
+
+    ``epoch``: of the segment that it is for; 0 of a migration, whose segment has none yet.
+    """
+
+    request_id: RequestId
+    epoch: int
+    pages: int
+    tokens: int
+    kind: ClaimKind
+
+
 @dataclass(slots=True)
 class InstanceState:
-    """One instance that is up, with reservations made for what was placed there.
-
-    ``departing`` are those of segments that are over as far as the request goes, with their
-    epochs: the instance has yet to say that it let them go, and until then its pages are taken.
-    """
+    """One instance that is up, with the claims on it: one for each request at most."""
 
     spec: InstanceSpec
     batch_ends_s: float  # as predicted when it began; its last report when idle
-    pages: PageLedger
-    placed: dict[RequestId, int] = field(default_factory=dict)  # full lengths
-    expected: dict[RequestId, int] = field(default_factory=dict)  # for successors, or planned
-    departing: dict[RequestId, tuple[int, int]] = field(default_factory=dict)
-    running_tokens: int = 0
-    draining: bool = False
-    stopping: bool = False
+    free_pages: int
+    phase: InstancePhase = InstancePhase.UP
+    claims: dict[RequestId, Claim] = field(default_factory=dict)
+    running_tokens: int = 0  # of all claims
     load: InstanceLoad | None = None  # as last worked out; None when something changed
+
+    def move(self, step: InstanceStep) -> None:
+        """Take a step of its life. Raises LifecycleError for one that is not possible now."""
+        self.phase = after(INSTANCE, self.phase, step, self.spec.id)
 
     @property
     def rank(self) -> "Rank":
         """Its place among the others: the fewest running tokens first, ties by name."""
         return self.running_tokens, self.spec.id, self
 
+    def held(self, *kinds: ClaimKind) -> list[RequestId]:
+        """The requests with claims of these kinds: kind by kind, oldest claim first."""
+        return [c.request_id for kind in kinds for c in self.claims.values() if c.kind is kind]
+
 
 Rank = tuple[int, InstanceId, InstanceState]
 
 
 class Ledger:
-    """Requests, instances, and the reservations that tie them together."""
+    """Requests, instances, and the claims that tie them together."""
 
     def __init__(
         self,
@@ -91,7 +122,7 @@ class Ledger:
     ) -> None:
         """``running_tokens``, ``admitted_limit``: see ``ControlConfig``; 0 is no limit.
 
-        ``work``, if the program has it, fills ``InstanceLoad.work``.
+        ``work`` fills ``InstanceLoad.work``, for a placement that reads it.
         """
         self._program = program
         self._work = work
@@ -105,12 +136,12 @@ class Ledger:
     def add_instance(self, spec: InstanceSpec, now_s: float) -> None:
         """An instance that holds nothing."""
         assert spec.id not in self.instances, "an instance comes up once before it is lost"
-        instance = InstanceState(spec, now_s, PageLedger(spec.page_capacity))
+        instance = InstanceState(spec, now_s, spec.page_capacity)
         self.instances[spec.id] = instance
         bisect.insort(self._ranks, instance.rank)
 
     def remove_instance(self, instance: InstanceId) -> tuple[RequestState, ...]:
-        """Forget an instance; returns the requests that were placed there, now without a place.
+        """Forget an instance; returns the requests that ran there, now without a place.
 
         Those that were to go on there stay where they are.
         """
@@ -118,16 +149,16 @@ class Ledger:
         if gone is None:
             return ()
         self._ranks.remove(gone.rank)
-        for request_id in gone.expected:
-            self.requests[request_id].successor = None
-        placed = tuple(self.requests[request_id] for request_id in gone.placed)
+        for request_id in gone.held(ClaimKind.MIGRATION):
+            self.requests[request_id].migration_target = None
+        placed = tuple(self.requests[name] for name in gone.held(ClaimKind.RUNNING))
         for state in placed:
             self._leave(state)
         return placed
 
-    def hear(self, running_requests: Iterable[RunningReport]) -> None:
+    def hear(self, reports: Iterable[RunningReport]) -> None:
         """Keep what an instance says of its running requests."""
-        for row in running_requests:
+        for row in reports:
             state = self.requests.get(row.request_id)
             if state is not None and state.segment is not None:
                 if state.planned:
@@ -143,129 +174,131 @@ class Ledger:
         return pages_for(tokens, spec.page_tokens)
 
     def assign(self, state: RequestState, segment: Segment, *further: Segment) -> None:
-        """Reserve what the segments need under new epochs, which they are stamped with."""
-        if state.successor == segment.instance:
-            instance = self.instances[segment.instance]
-            self._release(instance, instance.expected, state.request.id)
-        state.successor = None
+        """Claim what the segments need under new epochs, which they are stamped with."""
+        if state.migration_target == segment.instance:
+            self._release(self.instances[segment.instance], state.request.id)
+        state.migration_target = None
         rows = (segment, *further)
         epochs = range(state.epoch + 1, state.epoch + 1 + len(rows))
         state.epoch += len(rows)
         self.hold(state, *(replace(s, epoch=e) for s, e in zip(rows, epochs, strict=True)))
 
     def hold(self, state: RequestState, segment: Segment, *further: Segment) -> None:
-        """Reserve what segments need that have their epochs."""
-        instance = self.instances[segment.instance]
-        self._reserve(instance, instance.placed, state.request, segment.stop)
-        self.admitted += 1
+        """Claim what segments need that have their epochs."""
+        self._claim(segment, state.request, ClaimKind.RUNNING)
         for planned in further:
-            instance = self.instances[planned.instance]
-            self._reserve(instance, instance.expected, state.request, planned.stop)
-        state.segment, state.planned = segment, further
+            self._claim(planned, state.request, ClaimKind.PLANNED)
+        self._place(state, RequestStep.PLACE, segment, further)
 
-    def hold_departing(self, segment: Segment, request: Request) -> None:
-        """Reserve what a segment needs that is nobody's, until its instance lets it go."""
-        instance = self.instances[segment.instance]
-        self._reserve(instance, instance.placed, request, segment.stop)
-        self.depart(segment)
+    def hold_leaving(self, segment: Segment, request: Request) -> None:
+        """Claim what a segment needs that is nobody's, until its instance lets it go."""
+        self._claim(segment, request, ClaimKind.LEAVING)
 
     def promote(self, state: RequestState, epoch: int) -> None:
-        """The planned segment of that epoch runs, if there is one; those before it depart."""
+        """The planned segment of that epoch runs, if there is one; those before it leave."""
         index = next((i for i, s in enumerate(state.planned) if s.epoch == epoch), None)
         if index is None:
             return
-        self.admitted += state.segment is None
         for before in (state.segment, *state.planned[:index]):
             if before is not None:
-                self.depart(before)
-        segment, state.planned = state.planned[index], state.planned[index + 1 :]
-        instance = self.instances[segment.instance]
-        instance.placed[segment.request_id] = instance.expected.pop(segment.request_id)
-        instance.load = None
-        state.segment, state.cutting = segment, False
+                self.leave(before)
+        segment = state.planned[index]
+        self._change(self.instances[segment.instance], segment.request_id, ClaimKind.RUNNING)
+        self._place(state, RequestStep.ADVANCE, segment, state.planned[index + 1 :])
 
-    def depart(self, segment: Segment) -> bool:
-        """Keep its reservation until its instance lets it go; ``False`` if that one is lost."""
-        instance, request_id = self.instances.get(segment.instance), segment.request_id
+    def _place(
+        self,
+        state: RequestState,
+        step: RequestStep,
+        segment: Segment,
+        planned: tuple[Segment, ...],
+    ) -> None:
+        self.admitted += state.segment is None
+        state.segment, state.planned = segment, planned
+        state.move(step)
+
+    def leave(self, segment: Segment) -> bool:
+        """Keep its claim until its instance lets it go; ``False`` if that one is lost."""
+        instance = self.instances.get(segment.instance)
         if instance is None:
             return False
-        held = instance.placed if request_id in instance.placed else instance.expected
-        instance.departing[request_id] = segment.epoch, held.pop(request_id)
-        instance.load = None
+        self._change(instance, segment.request_id, ClaimKind.LEAVING)
         return True
 
-    def departed(self, segment: Segment) -> bool:
-        """Take back what a departing segment reserved; ``False`` if it was not one."""
-        instance, request_id = self.instances.get(segment.instance), segment.request_id
-        held = instance and instance.departing.get(request_id)
-        if not instance or not held or held[0] != segment.epoch:
+    def _change(self, instance: InstanceState, request_id: RequestId, kind: ClaimKind) -> None:
+        """The claim is for something else from now on, and the youngest of its kind."""
+        claim = instance.claims.pop(request_id)
+        instance.claims[request_id] = replace(claim, kind=kind)
+        instance.load = None
+
+    def left(self, segment: Segment) -> bool:
+        """Take back the claim of a leaving segment; ``False`` if it was not one."""
+        instance = self.instances.get(segment.instance)
+        claim = instance and instance.claims.get(segment.request_id)
+        if not instance or not claim or claim.kind is not ClaimKind.LEAVING:
             return False
-        del instance.departing[request_id]
-        instance.pages.release(request_id)
-        self._add_tokens(instance, -held[1])
+        if claim.epoch != segment.epoch:
+            return False
+        self._release(instance, segment.request_id)
         return True
 
     def extend(self, state: RequestState, segment: Segment) -> bool:
-        """Reserve what a segment needs without its stop; ``False`` if there is no room."""
+        """Claim what a segment needs without its stop; ``False`` if there is no room."""
         request, instance = state.request, self.instances[segment.instance]
-        if not instance.pages.resize(request.id, self.pages(request, instance.spec)):
+        claim, pages = instance.claims[request.id], self.pages(request, instance.spec)
+        if pages - claim.pages > instance.free_pages:
             return False
-        held = instance.placed if request.id in instance.placed else instance.expected
-        more = self._program.full_tokens(request) - held[request.id]
-        held[request.id] += more
-        self._add_tokens(instance, more)
+        tokens = self._program.full_tokens(request)
+        instance.claims[request.id] = replace(claim, pages=pages, tokens=tokens)
+        self._add(instance, pages - claim.pages, tokens - claim.tokens)
         return True
 
-    def expect(self, state: RequestState, instance_id: InstanceId) -> None:
-        """Reserve room where a request is to go on."""
-        instance = self.instances[instance_id]
-        self._reserve(instance, instance.expected, state.request, None)
-        state.successor = instance_id
+    def reserve_migration(self, state: RequestState, instance_id: InstanceId) -> None:
+        """Claim room where a request is to go on."""
+        target = Segment(state.request.id, 0, 0, None, instance_id, epoch=0)
+        self._claim(target, state.request, ClaimKind.MIGRATION)
+        state.migration_target = instance_id
 
-    def forget_successor(self, state: RequestState) -> None:
-        """Take back the room reserved where a request was to go on."""
-        if state.successor is not None:
-            instance = self.instances[state.successor]
-            self._release(instance, instance.expected, state.request.id)
-            state.successor = None
+    def cancel_migration(self, state: RequestState) -> None:
+        """Take back the room claimed where a request was to go on."""
+        if state.migration_target is not None:
+            self._release(self.instances[state.migration_target], state.request.id)
+            state.migration_target = None
 
     def unassign(self, state: RequestState) -> None:
-        """Release what the current segment reserved; its epoch is over."""
+        """Release what the current segment claimed; its epoch is over."""
         segment = state.segment
-        assert segment is not None, "a request without a segment holds no reservation"
-        instance = self.instances[segment.instance]
-        self._release(instance, instance.placed, segment.request_id)
+        assert segment is not None, "a request without a segment holds no claim"
+        self._release(self.instances[segment.instance], segment.request_id)
         self._leave(state)
 
-    def _reserve(
-        self,
-        instance: InstanceState,
-        held: dict[RequestId, int],
-        request: Request,
-        stop: int | None,
-    ) -> None:
-        """Promise room to a request, under ``placed`` or ``expected``."""
-        instance.pages.reserve(request.id, self.pages(request, instance.spec, stop))
-        held[request.id] = tokens = segment_tokens(self._program.full_tokens(request), stop)
-        self._add_tokens(instance, tokens)
+    def _claim(self, segment: Segment, request: Request, kind: ClaimKind) -> None:
+        """Promise room to a request. Raises CapacityError where there is none."""
+        instance, name = self.instances[segment.instance], request.id
+        pages = self.pages(request, instance.spec, segment.stop)
+        if name in instance.claims or pages > instance.free_pages:
+            free = f"{instance.free_pages} free on {segment.instance}"
+            raise CapacityError(f"{name} has a claim already, or needs {pages} pages: {free}")
+        tokens = segment_tokens(self._program.full_tokens(request), segment.stop)
+        instance.claims[name] = Claim(name, segment.epoch, pages, tokens, kind)
+        self._add(instance, pages, tokens)
 
-    def _release(
-        self, instance: InstanceState, held: dict[RequestId, int], request_id: RequestId
-    ) -> None:
+    def _release(self, instance: InstanceState, request_id: RequestId) -> None:
         """Take a promise back."""
-        instance.pages.release(request_id)
-        self._add_tokens(instance, -held.pop(request_id))
+        claim = instance.claims.pop(request_id)
+        self._add(instance, -claim.pages, -claim.tokens)
 
-    def _add_tokens(self, instance: InstanceState, tokens: int) -> None:
+    def _add(self, instance: InstanceState, pages: int, tokens: int) -> None:
         del self._ranks[bisect.bisect_left(self._ranks, instance.rank)]
+        instance.free_pages -= pages
         instance.running_tokens += tokens
         instance.load = None
         bisect.insort(self._ranks, instance.rank)
 
     def _leave(self, state: RequestState) -> None:
         state.segment = None
-        state.cutting = False
         self.admitted -= 1
+        state.move(RequestStep.LOSE_PLACE)
 
     def view(self, request: Request, now_s: float) -> ClusterView:
         """The instances with room for the request, as policies see them."""
@@ -276,6 +309,7 @@ class Ledger:
     def with_room(self, request: Request) -> Iterator[InstanceLoad]:
         """Instances with room for a request, those with the fewest running tokens first."""
         most, tokens = self._running_tokens, self._program.full_tokens(request)
+        up = InstancePhase.UP
         kv_tokens = self._program.kv_tokens(request)
         page_tokens = pages = 0
         for running_tokens, _, instance in self._ranks:
@@ -286,9 +320,9 @@ class Ledger:
                 page_tokens = spec.page_tokens
                 pages = pages_for(kv_tokens, page_tokens)
             if (
-                not instance.draining
-                and instance.pages.free >= pages
-                and request.id not in instance.departing
+                instance.phase is up
+                and instance.free_pages >= pages
+                and request.id not in instance.claims
             ):
                 load = instance.load or self.load(instance)
                 if load.running_requests < spec.max_running_requests:
@@ -297,7 +331,7 @@ class Ledger:
     def loads(self) -> Iterable[InstanceLoad]:
         """Every instance that takes work, in the order they came up."""
         for instance in self.instances.values():
-            if not instance.draining:
+            if instance.phase is InstancePhase.UP:
                 yield instance.load or self.load(instance)
 
     def load(self, instance: InstanceState) -> InstanceLoad:
@@ -305,9 +339,9 @@ class Ledger:
         if instance.load is None:
             instance.load = InstanceLoad(
                 spec=instance.spec,
-                running_requests=len(instance.pages),
+                running_requests=len(instance.claims),
                 running_tokens=instance.running_tokens,
-                free_pages=instance.pages.free,
+                free_pages=instance.free_pages,
                 batch_ends_s=instance.batch_ends_s,
                 work=() if self._work is None else tuple(self._works(instance)),
             )
@@ -315,8 +349,8 @@ class Ledger:
 
     def _works(self, instance: InstanceState) -> Iterator[Work]:
         """What is left of each segment placed or planned there."""
-        assert self._work is not None, "asked for only if the program tells"
-        for request_id in (*instance.placed, *instance.expected):
+        assert self._work is not None, "asked for only if the placement reads it"
+        for request_id in instance.held(ClaimKind.RUNNING, ClaimKind.PLANNED):
             state = self.requests[request_id]
             progress, forecast = state.progress, state.forecast
             for segment in (state.segment, *state.planned):
@@ -328,7 +362,11 @@ class Ledger:
     def load_without_leavers(self, instance: InstanceState) -> InstanceLoad:
         """The load once everybody has left who was asked to."""
         load = self.load(instance)
-        leaving = [n for r, n in instance.placed.items() if self.requests[r].cutting]
+        leaving = [
+            instance.claims[name].tokens
+            for name in instance.held(ClaimKind.RUNNING)
+            if self.requests[name].phase is RequestPhase.LEAVING
+        ]
         return load._replace(
             running_requests=load.running_requests - len(leaving),
             running_tokens=load.running_tokens - sum(leaving),

@@ -14,6 +14,7 @@ from stepserve.core.events import CapsSet
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import CapPolicy, CostModel, Demand, StepProgram
+from stepserve.core.status import InstancePhase
 
 from .ledger import Ledger, RequestState
 
@@ -56,7 +57,8 @@ class LoadControl:
         if not self.stale or now_s < self._next_s or self._policy is None:
             return []
         self.stale, self._next_s = False, now_s + self._every_s
-        specs = [instance.spec for instance in ledger.instances.values() if not instance.draining]
+        up = InstancePhase.UP
+        specs = [instance.spec for instance in ledger.instances.values() if instance.phase is up]
         rows = [t for t in ledger.requests.values() if t.forecast is not None and not t.preemptible]
         if not specs or not rows:
             self._level = 0

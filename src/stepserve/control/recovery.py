@@ -22,59 +22,21 @@ from stepserve.core.events import (
     InstanceReported,
     InstanceStopped,
     InstanceUp,
-    OpenRequest,
     SchedulerStarted,
     SegmentEnded,
     SegmentReleased,
 )
 from stepserve.core.ids import InstanceId, RequestId
-from stepserve.core.instance import HeldSegment, InstanceSpec
+from stepserve.core.instance import HeldSegment
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import Progress
 from stepserve.core.segment import ReleasePoint, SegmentEnd
 
 from . import splits
 from .ledger import Ledger, RequestState
+from .lifecycle import RequestStep
 
 WHY = "found by a new scheduler"
-
-
-class Roster:
-    """What a driver remembers for the scheduler after this one: where instances are.
-
-    ``layout`` is the last that stood: a change that was broken off falls back to it.
-    """
-
-    def __init__(self, layout: Sequence[InstanceSpec] = ()) -> None:
-        self.layout = tuple(layout)
-        self.up: dict[InstanceId, InstanceSpec] = {}
-        self.starting: dict[InstanceId, InstanceSpec] = {}
-
-    def hear(self, event: GlobalEvent) -> bool:
-        """Take an event into account before a scheduler does; whether it changed anything."""
-        match event:
-            case InstanceUp(spec):
-                self.starting.pop(spec.id, None)
-                self.up[spec.id] = spec
-            case InstanceStopped(spec) | InstanceLost(spec):
-                self.starting.pop(spec.id, None)
-                self.up.pop(spec.id, None)
-            case _:
-                return False
-        return True
-
-    def start(self, spec: InstanceSpec) -> None:
-        """An instance is asked for."""
-        self.starting[spec.id] = spec
-
-    def stand(self) -> None:
-        """No change is under way."""
-        self.layout = (*self.up.values(), *self.starting.values())
-
-    def started(self, number: int, requests: Iterable[OpenRequest]) -> SchedulerStarted:
-        """The first event of the scheduler of that number."""
-        instances, starting = tuple(self.up.values()), tuple(self.starting.values())
-        return SchedulerStarted(number, self.layout, tuple(requests), instances, starting)
 
 
 class Recovery:
@@ -177,7 +139,9 @@ def _take_over(
         return actions + _release(ledger, chain)  # its successor had begun, and is lost
     ledger.hold(state, *(row.segment for row in chain))
     state.epoch = max(state.epoch, chain[-1].segment.epoch)
-    state.forecast, state.cap, state.cutting = first.forecast, first.cap, first.leaving
+    state.forecast, state.cap = first.forecast, first.cap
+    if first.leaving:
+        state.move(RequestStep.RELEASE)
     state.progress = _furthest(first.progress, known)
     return actions
 
@@ -204,7 +168,7 @@ def _release(ledger: Ledger, rows: Iterable[HeldSegment]) -> list[GlobalAction]:
     actions: list[GlobalAction] = []
     for row in rows:
         segment = row.segment
-        ledger.hold_departing(segment, row.request)
+        ledger.hold_leaving(segment, row.request)
         released = SegmentReleased(segment.request_id, segment.epoch, ReleasePoint.STEP)
         actions.append(Send(segment.instance, released, f"{WHY}, over"))
     return actions

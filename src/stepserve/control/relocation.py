@@ -13,9 +13,13 @@ from stepserve.core.ids import RequestId
 from stepserve.core.protocols import CostModel, MigrationPolicy, StepProgram
 from stepserve.core.request import OnMiss
 from stepserve.core.segment import ReleasePoint
+from stepserve.core.status import InstancePhase
 
 from .admission import service_s
-from .ledger import InstanceState, Ledger, RequestState
+from .ledger import ClaimKind, InstanceState, Ledger, RequestState
+from .lifecycle import RequestPhase
+
+_LEAVING = RequestPhase.LEAVING
 
 PATIENCE_S = 60.0
 """Due time, after arrival, of a request without a deadline, and what a late request is put
@@ -44,7 +48,7 @@ def queue_key(state: RequestState, order: str) -> QueueKey:
     due_s = request.deadline_s
     if due_s is None:
         due_s = request.arrival_s + PATIENCE_S
-    elif state.late:
+    elif state.infeasible:
         due_s += PATIENCE_S
         if state.preemptible:
             due_s = max(due_s, request.arrival_s + INFEASIBLE_PATIENCE_S)
@@ -70,14 +74,14 @@ class Relocation:
 
     def is_too_late(self, state: RequestState, now_s: float) -> bool:
         """Whether its deadline is infeasible; ``fcfs_drop`` counts its budget (DiLaServe B1)."""
-        if state.request.slo.e2e_s is None or state.late:
+        if state.request.slo.e2e_s is None or state.infeasible:
             return False
         share = self._config.margin if self._config.queue == "fcfs_drop" else 1.0
         return state.request.left_s(now_s, share) < self._least_s(state)
 
     def give_up(self, state: RequestState) -> None:
         """Its deadline, not the request."""
-        state.late = True
+        state.infeasible = True
         state.preemptible = self._config.infeasible == "preempt"
 
     def _least_s(self, state: RequestState) -> float:
@@ -101,30 +105,31 @@ class Relocation:
         self, now_s: float, instance: InstanceState, queue: Sequence[QueueKey]
     ) -> list[GlobalAction]:
         """Ask an infeasible request to leave for one of the (sorted) queue that is in time."""
-        if self._config.infeasible != "preempt" or instance.draining:
+        if self._config.infeasible != "preempt" or instance.phase is not InstancePhase.UP:
             return []
         requests = self._ledger.requests
-        leaving = sum(t.cutting and t.late for t in requests.values())
-        if leaving >= len(queue) or requests[queue[leaving][2]].late:
+        leaving = sum(t.phase is _LEAVING and t.infeasible for t in requests.values())
+        if leaving >= len(queue) or requests[queue[leaving][2]].infeasible:
             return []
-        for request_id in instance.placed:
+        for request_id in instance.held(ClaimKind.RUNNING):
             state = requests[request_id]
-            if state.cutting or state.progress.finished is not None:
+            if state.phase is _LEAVING or state.progress.finished is not None:
                 continue
             if self.is_too_late(state, now_s):
                 self.give_up(state)
-            if state.late and queue_key(state, self._config.queue) > queue[leaving]:
+            if state.infeasible and queue_key(state, self._config.queue) > queue[leaving]:
                 return [state.ask_release(ReleasePoint.CUT, "infeasible, and others are in time")]
         return []
 
     def migrate(self, instance: InstanceState) -> list[GlobalAction]:
         """Ask one running request to go on elsewhere: the one that gets to its cut first."""
-        if self._migration is None or instance.draining or len(instance.placed) < 2:
+        if self._migration is None or instance.phase is not InstancePhase.UP:
             return []
         ledger, program = self._ledger, self._program
-        rows = [ledger.requests[r] for r in instance.placed]
-        rows = [t for t in rows if not t.cutting and t.progress.finished is None]
-        if not rows:
+        names = instance.held(ClaimKind.RUNNING)
+        rows = [ledger.requests[name] for name in names]
+        rows = [t for t in rows if t.phase is not _LEAVING and t.progress.finished is None]
+        if len(names) < 2 or not rows:
             return []
         state = min(rows, key=lambda t: program.tokens_to_cut(t.request, t.progress))
         source = ledger.load_without_leavers(instance)
@@ -132,5 +137,5 @@ class Relocation:
         target = self._migration.target(state.request, source, others)
         if target is None:
             return []
-        ledger.expect(state, target)
+        ledger.reserve_migration(state, target)
         return [state.ask_release(self._migration.at, f"a step is faster on {target}")]

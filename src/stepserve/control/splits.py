@@ -14,13 +14,14 @@ from stepserve.core.ids import InstanceId
 from stepserve.core.request import Progress
 from stepserve.core.segment import ReleasePoint, Segment
 
-from .ledger import Ledger, RequestState
+from .ledger import ClaimKind, Ledger, RequestState
 
 
 def planned_on(ledger: Ledger, instance_id: InstanceId) -> list[tuple[RequestState, Segment]]:
     """The planned segments of an instance, with their requests."""
     instance = ledger.instances.get(instance_id)
-    rows = [ledger.requests[name] for name in instance.expected] if instance is not None else []
+    names = instance.held(ClaimKind.PLANNED) if instance is not None else []
+    rows = [ledger.requests[name] for name in names]
     return [(row, s) for row in rows for s in row.planned if s.instance == instance_id]
 
 
@@ -36,7 +37,7 @@ def drop(ledger: Ledger, state: RequestState, why: str, index: int = 0) -> list[
     return [
         Send(s.instance, SegmentReleased(s.request_id, s.epoch, ReleasePoint.STEP), why)
         for s in dropped
-        if ledger.depart(s)
+        if ledger.leave(s)
     ]
 
 

@@ -82,8 +82,8 @@ class Cluster:
 
     def control_reading(self) -> ControlReading:
         """What the control plane decided so far."""
-        scheduler, counters = self.loop.scheduler, self.counters
-        caps = [state.cap for state in scheduler.ledger.requests.values()] or [1.0]
+        status, counters = self.loop.status(), self.counters
+        caps = status.caps or (1.0,)
         return ControlReading(
             cap_lowest=min(caps),
             cap_mean=sum(caps) / len(caps),
@@ -93,10 +93,10 @@ class Cluster:
             handovers=counters.handovers,
             forecasts_refreshed=counters.forecasts_refreshed,
             plans_solved=counters.plans_solved,
-            layout_changes=self.loop.layout_changes,
-            scheduler_restarts=self.loop.restarts,
+            layout_changes=self.loop.supervisor.layout_changes,
+            scheduler_restarts=self.loop.supervisor.restarts,
             instance_losses=self.loop.losses,
-            instances=Counter(i.spec.tp_degree for i in scheduler.ledger.instances.values()),
+            instances=Counter(i.spec.tp_degree for i in status.instances),
             scheduler_seconds=counters.seconds,
             scheduler_events=counters.events,
         )

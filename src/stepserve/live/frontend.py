@@ -75,9 +75,8 @@ class LiveFrontend:
 
     def ready(self) -> bool:
         """See ``Frontend.ready``. While the layout changes, requests wait in the queue."""
-        scheduler = self.loop.scheduler
-        serves = bool(scheduler.ledger.instances) or scheduler.reconfiguration.under_way
-        serves = serves or scheduler.recovering
+        status = self.loop.status()
+        serves = bool(status.instances) or status.changing or status.recovering
         return serves and not self._draining
 
     def healthy(self) -> bool:
@@ -86,7 +85,7 @@ class LiveFrontend:
 
     def running(self) -> int:
         """Requests placed on an instance."""
-        return sum(len(i.placed) for i in self.loop.scheduler.ledger.instances.values())
+        return self.loop.status().running
 
     def waiting(self) -> int:
         """Accepted requests that are not placed."""
@@ -94,6 +93,6 @@ class LiveFrontend:
 
     def kv_usage(self) -> float:
         """Share of all KV pages that is reserved."""
-        pages = [i.pages for i in self.loop.scheduler.ledger.instances.values()]
-        capacity = sum(p.capacity for p in pages)
-        return 1.0 - sum(p.free for p in pages) / capacity if capacity else 0.0
+        instances = self.loop.status().instances
+        capacity = sum(i.spec.page_capacity for i in instances)
+        return 1.0 - sum(i.free_pages for i in instances) / capacity if capacity else 0.0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from stepserve.control.global_scheduler import GlobalScheduler
-from stepserve.control.recovery import Roster
+from stepserve.control.supervisor import Supervisor
 from stepserve.core.actions import (
     Finish,
     GlobalAction,
@@ -33,7 +33,6 @@ from stepserve.core.events import (
     HandoverStalled,
     InstanceLost,
     InstanceUp,
-    OpenRequest,
     PlanSolved,
     Predicted,
     RequestArrived,
@@ -49,6 +48,7 @@ from stepserve.core.plan import ClusterPlan, Planner, PlanProblem
 from stepserve.core.protocols import RequestEnded, RequestRejected, StepPredictor
 from stepserve.core.request import FinishReason, Request
 from stepserve.core.segment import SegmentEnd
+from stepserve.core.status import ClusterStatus
 
 from .messages import Delivery, InstanceOutput
 from .record import LiveRecord
@@ -77,12 +77,8 @@ class ControlLoop:
         planner: Planner | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.scheduler = make_scheduler()
-        self._make_scheduler = make_scheduler
-        self.restarts = 0  # schedulers before this one
-        self._changes_before = 0  # of the layout, by those
+        self.supervisor = Supervisor(make_scheduler)
         self._failed_s: deque[float] = deque(maxlen=FAILURES)
-        self.roster = Roster()
         self.records: dict[RequestId, LiveRecord] = {}
         self.now_s = now_s
         self._predictor = predictor
@@ -105,13 +101,11 @@ class ControlLoop:
 
     def start(self, specs: Sequence[InstanceSpec]) -> None:
         """Start the instances that the cluster begins with."""
-        self.roster = Roster(specs)
-        self.post(self.roster.started(0, ()))
+        self.post(self.supervisor.start(specs))
 
-    @property
-    def layout_changes(self) -> int:
-        """Changes of the layout that were begun."""
-        return self._changes_before + self.scheduler.reconfiguration.changes
+    def status(self) -> ClusterStatus:
+        """What the global scheduler knows."""
+        return self.supervisor.scheduler.status()
 
     def restart(self) -> None:
         """Give the cluster a new global scheduler; accepted requests go on."""
@@ -143,6 +137,7 @@ class ControlLoop:
             self.post(RequestArrived(request))
         except Exception:
             self.records.pop(request.id, None)  # nobody will read it
+            self.supervisor.forget(request.id)
             raise
         return record
 
@@ -150,7 +145,6 @@ class ControlLoop:
         """Stop a request within one step. Unknown and finished ones are ignored."""
         record = self.records.get(request_id)
         if record is not None:
-            record.cancelled = record.cancelled or reason
             self.post(RequestCancelled(request_id, reason))
 
     def post(self, event: GlobalEvent) -> None:
@@ -200,6 +194,7 @@ class ControlLoop:
                 pass
             case _:
                 return
+        self.supervisor.forget(request_id)
         record = self.records.pop(request_id, None)
         if record is not None:
             report = record.report(self.now_s(), FinishReason.ERROR)
@@ -208,18 +203,9 @@ class ControlLoop:
 
     def _replace_scheduler(self) -> None:
         """A new one, and what it has to know: all that is open, and where instances are."""
-        self._changes_before = self.layout_changes
-        self.scheduler = self._make_scheduler()
-        self.restarts += 1
-        known = (
-            OpenRequest(r.request, r.progress(), r.latest_epoch) for r in self.records.values()
-        )
-        self._events.appendleft(self.roster.started(self.restarts, known))
-        self._events.extend(
-            RequestCancelled(name, record.cancelled)
-            for name, record in self.records.items()
-            if record.cancelled is not None
-        )
+        started, *cancels = self.supervisor.restart(lambda name: self.records[name].progress())
+        self._events.appendleft(started)
+        self._events.extend(cancels)
 
     def find_lost(self) -> None:
         """Ask the transport for lost instances and let the scheduler deal with them."""
@@ -275,30 +261,23 @@ class ControlLoop:
             self._transport.deliver(origin.instance, Delivery(event))
 
     def _note_release(self, event: SegmentEnded) -> None:
-        request_id = event.segment.request_id
-        state = self.scheduler.ledger.requests.get(request_id)
-        record = self.records.get(request_id)
-        current = None if state is None else state.segment
-        if record is not None and current is not None and current.epoch == event.segment.epoch:
+        record = self.records.get(event.segment.request_id)
+        if record is not None and self.supervisor.scheduler.runs(event.segment):
             record.released = event.end is SegmentEnd.RELEASED
 
     def _handle(self, event: GlobalEvent) -> None:
-        moved = self.roster.hear(event)
         now_s, started_s = self.now_s(), time.perf_counter()
         actions: list[GlobalAction] = []
         try:
-            actions = self.scheduler.handle(now_s, event)
+            actions = self.supervisor.handle(now_s, event)
         finally:  # also what it failed on is noted
             seconds = time.perf_counter() - started_s
-            handled = Handled(None, self.restarts, now_s, event, tuple(actions), seconds)
+            handled = Handled(None, self.supervisor.restarts, now_s, event, tuple(actions), seconds)
             for listen in self._listeners:
                 listen(handled)
         for action in actions:
             logger.debug("%s", action)
             self._carry_out(action)
-        scheduler = self.scheduler
-        if moved and not (scheduler.recovering or scheduler.reconfiguration.under_way):
-            self.roster.stand()
 
     def _carry_out(self, action: GlobalAction) -> None:
         match action:
@@ -312,14 +291,13 @@ class ControlLoop:
             case Rebuild():
                 assert self._transport is not None, "lost instances come from the transport"
                 assert self._loop is not None, "attached together"
-                self.roster.start(action.spec)
                 self._loop.call_later(action.after_s, self._transport.start, action.spec)
             case Stop():
                 assert self._transport is not None, "instances announce themselves first"
                 self._transport.stop(action.spec)
             case SolvePlan():
                 logger.info("planning: %s", action.why)
-                work = action.problem, self.scheduler
+                work = action.problem, self.supervisor.scheduler
                 solve = threading.Thread(target=self._solve, args=work, daemon=True)
                 solve.start()
             case Reject():
@@ -344,7 +322,7 @@ class ControlLoop:
 
     def _take_plan(self, solved: tuple[ClusterPlan, GlobalScheduler]) -> None:
         plan, asker = solved
-        if asker is not self.scheduler:
+        if asker is not self.supervisor.scheduler:
             return  # a new one asks anew
         try:
             self.post(PlanSolved(plan))
@@ -356,7 +334,6 @@ class ControlLoop:
         event = action.event
         if isinstance(event, SegmentPlaced):
             record = self.records[event.request.id]
-            record.latest_epoch = max(record.latest_epoch, event.segment.epoch)
             if event.source is None:
                 self.migrations += record.released
                 record.place(event.segment.epoch)

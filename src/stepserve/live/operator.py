@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepserve.control.ledger import InstanceState
 from stepserve.control.reconfigure import slot_id
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.events import PlanSolved
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import ClusterPlan, Slot
+from stepserve.core.status import InstanceStatus
 
 from .loop import ControlLoop
 
@@ -33,24 +33,22 @@ class LiveOperator:
 
     def state(self) -> dict[str, Any]:
         """Instances, and whether the layout is being changed, as values of JSON."""
-        scheduler = self._loop.scheduler
-        instances = scheduler.ledger.instances.values()
-        placed = sum(len(instance.placed) for instance in instances)
-        roster, known = self._loop.roster, scheduler.ledger.instances
-        rows = [_instance(instance) for instance in instances]
-        rows += [_row(s, "asked") for s in roster.up.values() if s.id not in known]
-        rows += [_row(s, "starting") for s in roster.starting.values()]
+        status, supervisor = self._loop.status(), self._loop.supervisor
+        known = {instance.spec.id for instance in status.instances}
+        rows = [_instance(instance) for instance in status.instances]
+        rows += [_row(s, "asked") for s in supervisor.up.values() if s.id not in known]
+        rows += [_row(s, "starting") for s in supervisor.starting.values()]
         return {
             "gpus": {str(node): count for node, count in self._gpus.items()},
             "tp_degrees": list(self._degrees),
-            "layout": sorted((i.spec.tp_degree for i in instances), reverse=True),
-            "changing": scheduler.reconfiguration.under_way,
-            "changes": self._loop.layout_changes,
+            "layout": sorted((i.spec.tp_degree for i in status.instances), reverse=True),
+            "changing": status.changing,
+            "changes": supervisor.layout_changes,
             "losses": self._loop.losses,
-            "scheduler_restarts": self._loop.restarts,
-            "recovering": scheduler.recovering,
-            "running": placed,
-            "waiting": len(self._loop.records) - placed,
+            "scheduler_restarts": supervisor.restarts,
+            "recovering": status.recovering,
+            "running": status.running,
+            "waiting": len(self._loop.records) - status.running,
             "instances": sorted(rows, key=lambda row: str(row["id"])),
         }
 
@@ -88,35 +86,33 @@ class LiveOperator:
         self._loop.restart()
 
     def _present(self) -> tuple[Slot, ...]:
-        instances = self._loop.scheduler.ledger.instances.values()
+        instances = self._loop.status().instances
         return tuple(i.spec.slot for i in instances if i.spec.slot is not None)
 
     def _check_free(self) -> None:
         """Raises StepserveError while it isn't known, or not settled, what is on the GPUs."""
-        scheduler = self._loop.scheduler
-        if scheduler.recovering:
+        status = self._loop.status()
+        if status.recovering:
             raise StepserveError("a new scheduler asks the instances what they hold")
-        if scheduler.reconfiguration.forming:
+        if status.forming:
             raise StepserveError("an instance is starting")
 
     def _begin(self, slots: tuple[Slot, ...], field: str) -> None:
         if not slots:
             raise FieldError(field, "nothing would be left to serve")
-        change = self._loop.scheduler.reconfiguration
-        if change.under_way:
+        if self._loop.status().changing:
             raise StepserveError("the layout is being changed already")
         if set(slots) == set(self._present()):
             return
-        before = change.changes
+        before = self._loop.supervisor.layout_changes
         self._loop.post(PlanSolved(ClusterPlan(slots, 0.0, 0.0, "asked for by the operator")))
-        if change.changes == before:
+        if self._loop.supervisor.layout_changes == before:
             raise StepserveError("an accepted request would find no room")
 
 
-def _instance(instance: InstanceState) -> dict[str, Any]:
-    state = "stopping" if instance.stopping else "draining" if instance.draining else "up"
-    counts = {"running": len(instance.placed), "pages_free": instance.pages.free}
-    return _row(instance.spec, state) | counts
+def _instance(instance: InstanceStatus) -> dict[str, Any]:
+    counts = {"running": len(instance.running), "pages_free": instance.free_pages}
+    return _row(instance.spec, instance.phase.value) | counts
 
 
 def _row(spec: InstanceSpec, state: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class LiveRecord:
     """Collects what instances settle; the copy that survives the loss of one.
 
     ``epoch`` is that of the first segment of its latest placement; steps of older ones are not
-    accepted; ``latest_epoch`` is the highest that was sent. ``migrations`` counts placements that
+    accepted. ``migrations`` counts placements that
     followed a release: moves on purpose, not those forced by a loss.
     """
 
@@ -29,9 +29,7 @@ class LiveRecord:
     confidence: Confidence | None = None
     emitted: int = 0
     epoch: int = 0
-    latest_epoch: int = 0
     finished: FinishReason | None = None  # as its last step said
-    cancelled: FinishReason | None = None
     released: bool = False  # let go, and not placed again yet
     migrations: int = 0
     handovers: int = 0  # to a segment that was planned with the one before

@@ -152,8 +152,7 @@ class Timeline:
 
     def _sample(self, _: None, __: None) -> None:
         world = self._world
-        state = world.scheduler.ledger.requests.values()
-        caps = [t.cap for t in state]
+        caps = world.supervisor.scheduler.status().caps
         degrees: dict[int, int] = {}
         for instance in world.instances.values():
             degree = instance.spec.tp_degree

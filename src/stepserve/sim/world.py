@@ -21,7 +21,7 @@ from typing import Any
 
 from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
-from stepserve.control.recovery import Roster
+from stepserve.control.supervisor import Supervisor
 from stepserve.core.actions import (
     Finish,
     FreeState,
@@ -44,7 +44,6 @@ from stepserve.core.events import (
     InstanceStopped,
     InstanceUp,
     LocalEvent,
-    OpenRequest,
     PlanSolved,
     Predicted,
     RequestArrived,
@@ -116,13 +115,9 @@ class World:
         self.batches = 0
         self.events = 0
         self.losses = 0
-        self.restarts = 0
         self._timed, self._heard = timed, on_handled
-        self._make_global = make_global
-        self.scheduler = make_global()
-        self._global = self._watched("global", self.scheduler.handle, None, 0)
-        self._roster = Roster()
-        self._cancelled: dict[RequestId, FinishReason] = {}
+        self.supervisor = Supervisor(make_global)
+        self._global = self._watched("global", self.supervisor.handle, None, 0)
         self._make_local = make_local
         self._make_record = record
         self._executors = executors
@@ -145,9 +140,9 @@ class World:
     def start(self, specs: Sequence[InstanceSpec], requests: Sequence[Request]) -> None:
         """Bring the instances up and let the requests, in order of arrival, come."""
         self._slow = self.faults.slowdowns([spec.id for spec in specs])
-        self._roster = Roster(specs)
+        self.supervisor.start(specs)
         for spec in specs:
-            self._roster.start(spec)
+            self.supervisor.starting[spec.id] = spec
             self._come_up(spec)
         self._arrivals = requests
         self._restart_later()
@@ -208,8 +203,6 @@ class World:
         self.at(when_s, CLIENT, self._cancel, request_id, FinishReason.CANCELLED)
 
     def _cancel(self, request_id: RequestId, reason: FinishReason) -> None:
-        if request_id in self.unanswered:
-            self._cancelled[request_id] = reason
         self._tell_global(RequestCancelled(request_id, reason))
 
     def _answer(self, action: Finish | Reject) -> None:
@@ -238,7 +231,7 @@ class World:
     def _announce(self, instance: Instance, _: None) -> None:
         """Nobody is told of an instance that is lost already."""
         if instance.alive:
-            self._tell_whereabouts(InstanceUp(instance.spec))
+            self._tell_global(InstanceUp(instance.spec))
 
     def _fail(self, instance: Instance, _: None) -> None:
         """An instance that lives long enough is lost, unless the run is over."""
@@ -267,7 +260,7 @@ class World:
         """Tell what reached the frontend, also of requests whose last news is under way."""
         reached = [(r.request.id, r.reached()) for r in self.unanswered.values()]
         told = tuple((name, progress) for name, progress in reached if progress is not None)
-        self._tell_whereabouts(InstanceLost(spec, told))
+        self._tell_global(InstanceLost(spec, told))
 
     def _remove(self, instance: Instance) -> None:
         instance.alive = False
@@ -280,14 +273,7 @@ class World:
             return  # lost meanwhile
         assert not instance.local.running_requests, "only an instance that holds nothing is stopped"
         self._remove(instance)
-        self._tell_whereabouts(InstanceStopped(spec))
-
-    def _tell_whereabouts(self, event: InstanceUp | InstanceLost | InstanceStopped) -> None:
-        self._roster.hear(event)
-        self._tell_global(event)
-        scheduler = self.scheduler
-        if not (scheduler.recovering or scheduler.reconfiguration.under_way):
-            self._roster.stand()
+        self._tell_global(InstanceStopped(spec))
 
     # -- the global scheduler
 
@@ -300,14 +286,11 @@ class World:
         """A new scheduler takes over, unless the run is over."""
         if self.over:
             return
-        self.restarts += 1
-        self.scheduler = self._make_global()
-        self._global = self._watched("global", self.scheduler.handle, None, self.restarts)
-        known = (OpenRequest(r.request, r.reached(), r.epoch) for r in self.unanswered.values())
-        self._tell_global(self._roster.started(self.restarts, known))
-        for request_id, reason in self._cancelled.items():
-            if request_id in self.unanswered:
-                self._tell_global(RequestCancelled(request_id, reason))
+        supervisor = self.supervisor
+        events = supervisor.restart(lambda name: self.unanswered[name].reached())
+        self._global = self._watched("global", supervisor.handle, None, supervisor.restarts)
+        for event in events:
+            self._tell_global(event)
         self._restart_later()
 
     def _tell_global(self, event: GlobalEvent, _: None = None) -> None:
@@ -323,7 +306,6 @@ class World:
                         self.at(when_s, MESSAGE, self.tell_local, instance, sent)
                     if type(sent) is SegmentPlaced:
                         record = self.records[sent.request.id]
-                        record.epoch = max(record.epoch, sent.segment.epoch)
                         record.placed(self.now_s, sent)
                 case Predict(request, progress, thresholds):
                     forecast = self._predict(request, progress, thresholds)
@@ -332,7 +314,6 @@ class World:
                 case Finish() | Reject():
                     self._answer(action)
                 case Rebuild(spec, after_s):
-                    self._roster.start(spec)
                     when_s = self.now_s + after_s + self.delays.rebuild_s
                     self.at(when_s, ANSWER, self._come_up, spec)
                 case Stop(spec):
@@ -343,10 +324,10 @@ class World:
                     assert self._planner is not None, "only a configured planner is asked"
                     plan = self._planner.plan(problem)
                     when_s = self.now_s + self.delays.plan_s
-                    self.at(when_s, ANSWER, self._plan_solved, plan, self.scheduler)
+                    self.at(when_s, ANSWER, self._plan_solved, plan, self.supervisor.scheduler)
 
     def _plan_solved(self, plan: ClusterPlan, asker: GlobalScheduler) -> None:
-        if asker is self.scheduler:  # a new one asks anew
+        if asker is self.supervisor.scheduler:  # a new one asks anew
             self._tell_global(PlanSolved(plan))
 
     # -- instances

@@ -6,6 +6,7 @@ Source: DynaServe 3.6, DynaServe 3.7, DynaServe 3.9.
 import pytest
 
 from stepserve.control.handover import Inbound, Outbound
+from stepserve.control.ledger import ClaimKind
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.core.actions import PushChunk, Report, StartTimer, Tell
 from stepserve.core.config import ControlConfig
@@ -34,6 +35,7 @@ from support.ar_requests import ar_request, ar_running, forecast_of
 from support.handover_cluster import PAGE, HandoverCluster, KnownSeconds
 
 CANCELLED = FinishReason.CANCELLED
+LEAVING = ClaimKind.LEAVING
 
 
 def placed(cut=10, **options):
@@ -176,7 +178,11 @@ def test_a_report_of_the_third_segment_says_that_the_first_two_are_over():
             cluster.deliver_next(link)
     assert cluster.where("r") == "c"
     instances = cluster.scheduler.ledger.instances
-    assert [bool(instances[InstanceId(name)].departing) for name in "abc"] == [True, True, False]
+    assert [bool(instances[InstanceId(name)].held(LEAVING)) for name in "abc"] == [
+        True,
+        True,
+        False,
+    ]
     rest(cluster)
     assert truth.executed == 15
 
@@ -197,9 +203,9 @@ def test_a_successor_that_ends_before_its_start_was_heard_of():
     cluster.deliver_next(from_b)
     assert truth.answer.reason is FinishReason.LENGTH
     ledger = cluster.scheduler.ledger
-    assert ledger.instances[InstanceId("a")].departing, "a has not said yet that it let go"
+    assert ledger.instances[InstanceId("a")].held(LEAVING), "a has not said yet that it let go"
     cluster.deliver_next(from_a)
-    assert not ledger.instances[InstanceId("a")].departing
+    assert not ledger.instances[InstanceId("a")].held(LEAVING)
     rest(cluster)
 
 
@@ -558,13 +564,13 @@ def test_a_request_is_not_placed_where_its_last_segment_has_not_let_go():
     cluster.deliver_but(HandoverAcknowledged)
     assert cluster.where("r") == "b"
     a = cluster.scheduler.ledger.instances[InstanceId("a")]
-    assert a.departing
+    assert a.held(LEAVING)
     older = Segment("r", 0, 0, None, InstanceId("a"), 0)  # of a life of a before this one
     cluster.tell_global(SegmentEnded(older, SegmentEnd.RELEASED, Progress()))
-    assert a.departing
+    assert a.held(LEAVING)
     cluster.lose("b")
     cluster.deliver_but(HandoverAcknowledged)
-    assert cluster.scheduler.queued == 1, "a has room, but may hold it still"
+    assert cluster.scheduler.status().queued == 1, "a has room, but may hold it still"
     cluster.deliver()
     assert cluster.where("r") == "a"
     rest(cluster)

@@ -27,7 +27,7 @@ def crowded(requests=4, **config):
 
 
 def pages_free(cluster, spec):
-    return cluster.scheduler.ledger.instances[spec.id].pages.free
+    return cluster.scheduler.ledger.instances[spec.id].free_pages
 
 
 def test_a_request_of_a_crowded_instance_is_asked_to_go_on_at_its_cut():
@@ -35,7 +35,7 @@ def test_a_request_of_a_crowded_instance_is_asked_to_go_on_at_its_cut():
     ((to, event),) = sent(cluster.report(ONE.id, settled=30), SegmentReleased)
     assert (to, event.at) == (ONE.id, ReleasePoint.CUT)
     state = cluster.scheduler.ledger.requests[event.request_id]
-    assert state.successor == TWO.id
+    assert state.migration_target == TWO.id
     before = pages_free(cluster, TWO)
     assert before < TWO.page_capacity, "room is reserved ahead"
     ended = SegmentEnded(state.segment, SegmentEnd.RELEASED, Progress(36, 16, 9))

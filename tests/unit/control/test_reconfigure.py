@@ -14,6 +14,7 @@ from stepserve.core.events import (
 from stepserve.core.plan import ClusterPlan, Slot
 from stepserve.core.request import Progress
 from stepserve.core.segment import ReleasePoint, SegmentEnd
+from stepserve.core.status import InstancePhase
 from support.scripted_cluster import ScriptedCluster, sent, slot_spec
 
 SPECS = [slot_spec(i) for i in range(4)]
@@ -167,4 +168,4 @@ def test_a_cluster_seen_in_part_is_not_planned_for():
 def test_a_plan_for_gpus_nobody_has_seen_is_dropped():
     c = cluster()
     assert not c.tell(plan(slot_spec(0, 1, node=7)))
-    assert not any(i.draining for i in c.scheduler.ledger.instances.values())
+    assert not any(i.phase is not InstancePhase.UP for i in c.scheduler.status().instances)

@@ -4,8 +4,9 @@ import pytest
 
 from stepserve.control.global_scheduler import MAX_LOSSES
 from stepserve.control.ledger import Ledger
+from stepserve.control.lifecycle import RequestPhase
 from stepserve.control.programs.autoregressive import AutoregressiveProgram
-from stepserve.control.recovery import Recovery, Roster
+from stepserve.control.recovery import Recovery
 from stepserve.core.actions import Finish, Rebuild
 from stepserve.core.errors import EventError
 from stepserve.core.events import (
@@ -112,7 +113,7 @@ def test_the_first_scheduler_starts_what_a_cluster_begins_with():
     c = ScriptedCluster()
     actions = c.tell(SchedulerStarted(0, (A, B)))
     assert [(a.spec, a.after_s) for a in actions] == [(A, 0.0), (B, 0.0)]
-    assert not c.scheduler.recovering
+    assert not c.scheduler.status().recovering
 
 
 def test_requests_stay_where_they_are_found():
@@ -120,7 +121,7 @@ def test_requests_stay_where_they_are_found():
     asked = sent(c.tell(started(*opened("a", "b"))), StateAsked)
     assert asked == [(A.id, StateAsked(1)), (B.id, StateAsked(1))]
     assert not c.tell(found(A, held("a", A)))
-    assert c.scheduler.recovering
+    assert c.scheduler.status().recovering
     placed = sent(c.tell(found(B)), SegmentPlaced)
     assert [(to, event.segment.epoch) for to, event in placed] == [(B.id, 4)], "b, held by nobody"
     state = c.scheduler.ledger.requests["a"]
@@ -177,17 +178,17 @@ def test_segments_of_nobody_are_taken_back_and_their_room_is_taken_until_then():
     c.tell(found(A, held("over", A)))
     actions = c.tell(found(B))
     assert [(to, e.request_id) for to, e in sent(actions, SegmentReleased)] == [(A.id, "over")]
-    pages = c.scheduler.ledger.instances[A.id].pages
-    assert pages.free < pages.capacity
+    instance = c.scheduler.ledger.instances[A.id]
+    assert instance.free_pages < instance.spec.page_capacity
     c.tell(SegmentEnded(held("over", A).segment, SegmentEnd.RELEASED, HALFWAY))
-    assert pages.free == pages.capacity
+    assert instance.free_pages == instance.spec.page_capacity
 
 
 def test_answers_to_an_earlier_scheduler_are_old_news():
     c = ScriptedCluster()
     c.tell(started(*opened("a"), number=2))
     assert not c.tell(found(A, number=1))
-    assert c.scheduler.recovering
+    assert c.scheduler.status().recovering
     c.tell(found(A, held("a", A), number=2))
     c.tell(found(B, number=2))
     assert c.scheduler.ledger.requests["a"].segment.instance == A.id
@@ -199,7 +200,7 @@ def test_one_who_was_asked_to_leave_does_and_is_placed_anew():
     c.tell(started(*opened("a")))
     c.tell(found(A, held("a", A, leaving=True)))
     c.tell(found(B))
-    assert c.scheduler.ledger.requests["a"].cutting
+    assert c.scheduler.ledger.requests["a"].phase is RequestPhase.LEAVING
     actions = c.tell(SegmentEnded(held("a", A).segment, SegmentEnd.RELEASED, HALFWAY))
     assert sent(actions, SegmentPlaced)
 
@@ -232,7 +233,7 @@ def test_an_instance_stopped_for_the_scheduler_before_is_formed_anew():
     c.tell(found(B))
     (rebuild,) = of(c.tell(InstanceStopped(A)), Rebuild)
     assert rebuild.spec == A
-    assert not c.scheduler.recovering
+    assert not c.scheduler.status().recovering
 
 
 def test_a_change_whose_instance_cannot_be_formed_is_given_up_by_the_next_scheduler_too():
@@ -262,16 +263,3 @@ def test_an_event_that_waited_is_named_if_it_is_failed_on(monkeypatch):
     with pytest.raises(EventError) as error:
         c.tell(found(B))
     assert error.value.event == cancelled
-
-
-def test_a_driver_remembers_where_instances_are():
-    roster = Roster((A, B))
-    roster.start(A)
-    roster.start(B)
-    assert roster.hear(InstanceUp(A))
-    assert not roster.hear(RequestArrived(request("r")))
-    assert roster.started(1, ()) == started(instances=(A,), starting=(B,))
-    roster.hear(InstanceLost(B, ()))
-    assert roster.started(1, ()) == started(instances=(A,)), "nobody starts it"
-    roster.stand()
-    assert roster.started(2, ()) == SchedulerStarted(2, (A,), (), (A,)), "drained for good"

@@ -1,0 +1,84 @@
+"""What outlives a global scheduler."""
+
+from stepserve.control.supervisor import Supervisor
+from stepserve.core.config import ControlConfig
+from stepserve.core.events import (
+    InstanceLost,
+    InstanceUp,
+    OpenRequest,
+    Predicted,
+    RequestArrived,
+    RequestCancelled,
+    SchedulerStarted,
+)
+from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import RequestId
+from stepserve.core.request import FinishReason, Progress
+from stepserve.cost.step_table import StepTable
+from stepserve.families.assemble import assemble_global
+from support.scripted_cluster import PROFILE, request, slot_spec
+
+A, B = slot_spec(0), slot_spec(1)
+REACHED = Progress(21, 1, 1)
+
+
+def supervisor():
+    config = ControlConfig(tp_degrees=(1, 2))
+    made = Supervisor(lambda: assemble_global(config, StepTable({1: PROFILE, 2: PROFILE})))
+    made.handle(0.0, made.start((A, B)))
+    return made
+
+
+def up(made, *specs):
+    for spec in specs:
+        made.handle(0.0, InstanceUp(spec))
+
+
+def placed(made, name):
+    made.handle(0.0, RequestArrived(request(name)))
+    forecast = StepForecast((0.9, 0.7, 0.5), (20.0, 15.0, 10.0), 48.0)
+    made.handle(0.0, Predicted(RequestId(name), forecast))
+
+
+def test_the_next_scheduler_is_told_where_instances_are():
+    made = supervisor()
+    assert set(made.starting.values()) == {A, B}, "the first scheduler asked for them"
+    up(made, A)
+    (started,) = made.restart(lambda _: None)
+    assert started == SchedulerStarted(1, (A, B), (), (A,), (B,))
+
+
+def test_a_lost_instance_is_formed_anew_and_the_layout_stands():
+    made = supervisor()
+    up(made, A, B)
+    made.handle(0.0, InstanceLost(B, ()))
+    (started,) = made.restart(lambda _: None)
+    assert started == SchedulerStarted(1, (A, B), (), (A,), (B,)), "its rebuild was asked for"
+
+
+def test_open_requests_are_told_with_their_epochs_and_who_left_is_told_again():
+    made = supervisor()
+    up(made, A, B)
+    placed(made, "stays")
+    placed(made, "leaves")
+    made.handle(0.0, RequestArrived(request("waits")))
+    made.handle(0.0, RequestCancelled(RequestId("leaves"), FinishReason.CANCELLED))
+    started, *cancels = made.restart(lambda name: REACHED if name == "stays" else None)
+    assert started.requests == (
+        OpenRequest(request("stays"), REACHED, 1),
+        OpenRequest(request("leaves"), None, 1),
+        OpenRequest(request("waits"), None, 0),
+    )
+    assert cancels == [RequestCancelled(RequestId("leaves"), FinishReason.CANCELLED)]
+    assert made.restarts == 1
+
+
+def test_what_is_answered_is_forgotten():
+    made = supervisor()
+    up(made, A)
+    made.handle(0.0, RequestArrived(request("gone")))
+    made.handle(0.0, RequestCancelled(RequestId("gone"), FinishReason.CANCELLED))
+    made.handle(0.0, RequestArrived(request("given up")))
+    made.forget(RequestId("given up"))
+    (started,) = made.restart(lambda _: None)
+    assert not started.requests
