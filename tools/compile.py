@@ -21,7 +21,17 @@ COMPILED = (
     *("core/" + name for name in ("actions", "denoising", "events", "forecast", "instance")),
     *("core/" + name for name in ("request", "running", "segment")),
     *("control/" + name for name in ("local_scheduler", "global_scheduler", "ledger", "pages")),
-    *("control/" + name for name in ("lifecycle", "load_control", "plan_demand", "reconfigure", "relocation", "admission")),
+    *(
+        "control/" + name
+        for name in (
+            "lifecycle",
+            "load_control",
+            "plan_demand",
+            "reconfigure",
+            "relocation",
+            "admission",
+        )
+    ),
     *("policies/batching/" + name for name in ("all_running", "latency_budget")),
     "policies/migration/recompute_step",
     "policies/placement/step_completion",

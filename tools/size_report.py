@@ -1,7 +1,7 @@
 """Prints files and functions over the house budgets, and what core and control add up to.
 
-Budgets (ARCHITECTURE.md): a file 400 lines, a function 60, core and control 6,000 in all.
-Exits with 1 when a hard limit (420, 70, 6,000) is passed.
+Budgets (ARCHITECTURE.md): a file 400 lines, a function 60, core and control 5,000 in all.
+Exits with 1 when a hard limit (420, 70, 5,000) is passed.
 """
 
 import ast
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "stepserve"
-FILE_LINES, FUNCTION_LINES, CONTROL_PLANE_LINES = 420, 70, 6000
+FILE_LINES, FUNCTION_LINES, CONTROL_PLANE_LINES = 420, 70, 5000
 
 
 def functions(path: Path) -> list[tuple[int, str]]:

@@ -7,7 +7,7 @@ place: waiting for its forecast, in the queue, or placed, with further segments 
 import bisect
 import itertools
 
-from stepserve.core.actions import Finish, GlobalAction, Predict, Rebuild, Reject, Send
+from stepserve.core.actions import Finish, GlobalAction, Predict, Reject, Send
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import EventError
 from stepserve.core.events import (
@@ -28,8 +28,6 @@ from stepserve.core.events import (
     StateAsked,
 )
 from stepserve.core.forecast import StepForecast
-from stepserve.core.ids import InstanceId
-from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import (
     CostModel,
     MigrationPolicy,
@@ -39,10 +37,10 @@ from stepserve.core.protocols import (
 )
 from stepserve.core.request import FinishReason, OnMiss, Request
 from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
-from stepserve.core.status import ClusterStatus, InstanceStatus
+from stepserve.core.status import ClusterStatus
 
 from . import splits
-from .admission import completion_s
+from .admission import refusal
 from .ledger import ClaimKind, Ledger, RequestState, WorkOf
 from .lifecycle import RequestPhase, RequestStep
 from .load_control import LoadControl
@@ -50,12 +48,10 @@ from .plan_demand import PlanDemand
 from .reconfigure import Reconfiguration
 from .recovery import WHY, Recovery
 from .relocation import QueueKey, Relocation, queue_key
+from .view import status_of
 
 MAX_LOSSES = 6
 """A request whose instances were lost that often is not placed again: it may be the cause."""
-
-REBUILD_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Before the first, second, ... rebuild in a row without a batch in between."""
 
 
 TOO_LARGE = "prompt and max_tokens need more KV pages than an instance has"
@@ -84,7 +80,6 @@ class GlobalScheduler:
         self.ledger = Ledger(program, config.running_tokens, config.admitted_limit, work)
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
         self._queue: list[QueueKey] = []  # sorted
-        self._losses: dict[InstanceId, int] = {}  # in a row, without a batch in between
         self._recovery: Recovery | None = None
 
     @property
@@ -94,19 +89,7 @@ class GlobalScheduler:
 
     def status(self) -> ClusterStatus:
         """A snapshot for whoever looks from outside."""
-        change, requests = self.reconfiguration, self.ledger.requests.values()
-        return ClusterStatus(
-            instances=tuple(
-                InstanceStatus(i.spec, i.phase, tuple(i.held(ClaimKind.RUNNING)), i.free_pages)
-                for i in self.ledger.instances.values()
-            ),
-            queued=len(self._queue),
-            caps=tuple(state.cap for state in requests),
-            layout_changes=change.changes,
-            changing=change.under_way,
-            forming=change.forming,
-            recovering=self._recovery is not None,
-        )
+        return status_of(self.ledger, self.reconfiguration, len(self._queue), self._recovery)
 
     def runs(self, segment: Segment) -> bool:
         """Whether it is the segment that its request runs in now."""
@@ -171,7 +154,7 @@ class GlobalScheduler:
             actions += self._resume(state, WHY)
         self.load_control.changed()
         for spec in self.reconfiguration.missing(recovery.layout, self.ledger):
-            actions.append(self._rebuild(spec, 0.0, "nothing is on its GPUs"))
+            actions.append(self.reconfiguration.rebuild(spec, 0.0, "nothing is on its GPUs"))
         for event in recovery.waiting:
             try:
                 actions += self.handle(now_s, event)
@@ -215,27 +198,18 @@ class GlobalScheduler:
         return self._place_queued(now_s)
 
     def _refuse(self, now_s: float, state: RequestState, forecast: StepForecast) -> Reject | None:
-        """A rejection if the deadline is out of reach by the time the request would be served."""
-        request = state.request
-        if request.deadline_s is None:
-            return None
-        left_s = request.deadline_s - now_s
-        need_s = completion_s(
-            request,
+        ledger, key = self.ledger, queue_key(state, self._config.queue)
+        return refusal(
+            now_s,
+            state.request,
             state.progress,
             forecast,
-            with_room=self.ledger.view(request, now_s).loads.values(),
-            loads=tuple(self.ledger.loads()),
-            ahead=bisect.bisect_left(self._queue, queue_key(state, self._config.queue)),
+            with_room=ledger.view(state.request, now_s).loads.values(),
+            loads=tuple(ledger.loads()),
+            ahead=bisect.bisect_left(self._queue, key),
             program=self._program,
             cost=self._cost,
         )
-        if need_s <= left_s:
-            return None
-        why = f"predicted {need_s:.3f} s, deadline in {left_s:.3f} s"
-        if left_s <= 0.0:
-            why = "the deadline has passed"
-        return Reject(request.id, max(1.0, min(60.0, need_s - left_s)), why)
 
     def _enqueue(self, state: RequestState) -> None:
         bisect.insort(self._queue, queue_key(state, self._config.queue))
@@ -382,7 +356,7 @@ class GlobalScheduler:
         if instance.batch_ends_s != batch_ends_s:
             instance.batch_ends_s, instance.load = batch_ends_s, None
         if measured is not None:
-            self._losses.pop(name, None)
+            self.reconfiguration.works(name)
             tokens, rows, seconds = measured
             self._cost.observe(tokens, rows, instance.spec, seconds, mix)
         actions: list[GlobalAction] = []
@@ -410,14 +384,13 @@ class GlobalScheduler:
     def _stopped(self, event: InstanceStopped) -> list[GlobalAction]:
         self.ledger.remove_instance(event.spec.id)
         if not self.reconfiguration.wants_gone(event.spec):
-            return [self._rebuild(event.spec, 0.0, "stopped for a scheduler that is no more")]
+            why = "stopped for a scheduler that is no more"
+            return [self.reconfiguration.rebuild(event.spec, 0.0, why)]
         self.reconfiguration.stopped(event.spec)
         return self.reconfiguration.advance(self.ledger)
 
     def _lose(self, event: InstanceLost) -> list[GlobalAction]:
         """Ask for a rebuild; re-queue what was there, from what reached the frontend."""
-        losses = self._losses.get(event.spec.id, 0)
-        self._losses[event.spec.id] = losses + 1
         actions: list[GlobalAction] = []
         reached, name = dict(event.progress), event.spec.id
         planned = splits.planned_on(self.ledger, name)
@@ -436,14 +409,5 @@ class GlobalScheduler:
             else:
                 actions += splits.drop(self.ledger, state, "ended")
                 actions += self._resume(state, "lost its place")
-        if self.reconfiguration.wants_gone(event.spec):
-            self.reconfiguration.stopped(event.spec)
-            return actions + self.reconfiguration.advance(self.ledger)
-        if losses >= MAX_LOSSES and self.reconfiguration.give_up(event.spec):
-            return actions + self.reconfiguration.advance(self.ledger)
-        after_s = REBUILD_DELAYS_S[min(losses, len(REBUILD_DELAYS_S) - 1)]
-        return [self._rebuild(event.spec, after_s, f"lost {losses + 1} times in a row"), *actions]
-
-    def _rebuild(self, spec: InstanceSpec, after_s: float, why: str) -> GlobalAction:
-        self.reconfiguration.rebuild(spec)
-        return Rebuild(spec, after_s, why)
+        rebuilt, changed = self.reconfiguration.lost(event.spec, self.ledger)
+        return [*rebuilt, *actions, *changed]

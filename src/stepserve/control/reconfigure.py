@@ -19,6 +19,12 @@ from stepserve.core.status import InstancePhase
 from .ledger import ClaimKind, InstanceState, Ledger
 from .lifecycle import SLOT, InstanceStep, RequestPhase, SlotPhase, SlotStep, after
 
+REBUILD_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Before the first, second, ... rebuild in a row without a batch in between."""
+
+MOST_LOSSES = 6
+"""In a row: a planned instance that is lost more often cannot be formed."""
+
 
 class Reconfiguration:
     """Walks through the stages of the change under way, and knows what is being formed."""
@@ -31,6 +37,7 @@ class Reconfiguration:
         self._slots: dict[Slot, SlotPhase] = {}  # of the present stage, until done
         self._stage_stops: tuple[Slot, ...] = ()
         self._rebuilding: dict[InstanceId, InstanceSpec] = {}  # asked for, outside of a change
+        self._losses: dict[InstanceId, int] = {}  # in a row, without a batch in between
 
     @property
     def under_way(self) -> bool:
@@ -96,6 +103,27 @@ class Reconfiguration:
         if spec.slot is not None and self._is(spec.slot, SlotPhase.LEAVING):
             self._move(spec.slot, SlotStep.FREE)
 
+    def works(self, name: InstanceId) -> None:
+        """An instance has run a batch."""
+        self._losses.pop(name, None)
+
+    def lost(
+        self, spec: InstanceSpec, ledger: Ledger
+    ) -> tuple[list[GlobalAction], list[GlobalAction]]:
+        """An instance is lost: form it anew, unless the layout changes.
+
+        Returns what to do before its requests are placed, and after.
+        """
+        losses = self._losses.get(spec.id, 0)
+        self._losses[spec.id] = losses + 1
+        if self.wants_gone(spec):
+            self.stopped(spec)
+            return [], self.advance(ledger)
+        if losses >= MOST_LOSSES and self.give_up(spec):
+            return [], self.advance(ledger)
+        after_s = REBUILD_DELAYS_S[min(losses, len(REBUILD_DELAYS_S) - 1)]
+        return [self.rebuild(spec, after_s, f"lost {losses + 1} times in a row")], []
+
     def wants_gone(self, spec: InstanceSpec) -> bool:
         """Whether an instance that was lost is not to be formed again."""
         later = any(spec.slot in stage.stop for stage in self._stages)
@@ -127,7 +155,7 @@ class Reconfiguration:
         self._stage_stops = tuple(slot for slot in old if slot is not None)
         for spec in starting:
             if spec.slot is None or spec.slot in old:
-                self.rebuild(spec)
+                self._rebuilding[spec.id] = spec
             else:
                 self._slots[spec.slot] = SlotPhase.STARTING
 
@@ -143,9 +171,10 @@ class Reconfiguration:
             if spec.id not in names and not (spec.slot and any(map(spec.slot.overlaps, slots)))
         ]
 
-    def rebuild(self, spec: InstanceSpec) -> None:
-        """An instance is asked for: its GPUs are taken until it comes up."""
+    def rebuild(self, spec: InstanceSpec, after_s: float, why: str) -> GlobalAction:
+        """Ask for an instance: its GPUs are taken until it comes up."""
         self._rebuilding[spec.id] = spec
+        return Rebuild(spec, after_s, why)
 
     def _there(self, ledger: Ledger) -> list[InstanceSpec]:
         return [*(i.spec for i in ledger.instances.values()), *self._rebuilding.values()]
