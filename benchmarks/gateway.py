@@ -21,15 +21,9 @@ import httpx
 import uvicorn
 
 from stepserve.core.config import ServeConfig
+from stepserve.core.frontend import Frontend, RequestEnded, RequestReport, TokensEmitted, Update
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams, SettledToken
-from stepserve.core.protocols import (
-    Frontend,
-    RequestEnded,
-    RequestReport,
-    TokensEmitted,
-    Update,
-)
 from stepserve.core.request import (
     CacheMode,
     DiffusionOptions,

@@ -24,9 +24,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from stepserve.core.config import ServeConfig
+from stepserve.core.frontend import RequestEnded, TokensEmitted
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
-from stepserve.core.protocols import RequestEnded, TokensEmitted
 from stepserve.core.request import (
     SLO,
     CacheMode,

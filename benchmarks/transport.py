@@ -30,9 +30,9 @@ from typing import Any
 import ray
 
 from stepserve.core.config import ServeConfig
+from stepserve.core.frontend import Frontend, RequestEnded, TokensEmitted
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
-from stepserve.core.protocols import Frontend, RequestEnded, TokensEmitted
 from stepserve.core.request import (
     SLO,
     CacheMode,

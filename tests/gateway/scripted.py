@@ -9,13 +9,8 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stepserve.core.config import ServeConfig
+from stepserve.core.frontend import RequestEnded, RequestRejected, RequestReport, TokensEmitted
 from stepserve.core.payload import SettledToken
-from stepserve.core.protocols import (
-    RequestEnded,
-    RequestRejected,
-    RequestReport,
-    TokensEmitted,
-)
 from stepserve.core.request import CacheMode, Family, FinishReason, RefreshScope
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard

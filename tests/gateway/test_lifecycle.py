@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from gateway.scripted import EOS, Gateway, RawCall, byte_ids, until
-from stepserve.core.protocols import RequestEnded, RequestRejected, RequestReport
+from stepserve.core.frontend import RequestEnded, RequestRejected, RequestReport
 from stepserve.core.request import FinishReason
 
 REFUSED = [RequestRejected(2.3, "queue is full")]

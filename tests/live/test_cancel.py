@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from stepserve.core.config import ServeConfig
 from stepserve.core.events import BatchDone, SegmentReleased
-from stepserve.core.protocols import TokensEmitted
+from stepserve.core.frontend import TokensEmitted
 from stepserve.core.request import SLO, CacheMode, FinishReason, OnMiss
 from stepserve.live.recording import Recorder
 from support.live_cluster import assert_at_rest, collect, make_live_request, running_cluster

@@ -21,9 +21,9 @@ import torch
 
 from stepserve.core.config import Choice, ControlConfig, ServeConfig
 from stepserve.core.errors import StepserveError
+from stepserve.core.frontend import RequestRejected
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
-from stepserve.core.protocols import RequestRejected
 from stepserve.core.request import Family, FinishReason, Request
 from stepserve.engine.loader import load_model
 from stepserve.engine.workers import remove_folders_left

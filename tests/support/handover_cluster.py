@@ -109,6 +109,8 @@ class Truth:
 class AsTold:
     """The cuts and instances that the test chose, as far as there is room."""
 
+    reads_work = True
+
     def __init__(self, truths):
         self.truths = truths
 
@@ -156,7 +158,7 @@ class HandoverCluster:
         config = ControlConfig()
         load_control = LoadControl(None, program, cost, 1.0)
         self.make_scheduler = lambda: GlobalScheduler(
-            config, program, AsTold(self.truths), None, load_control, cost, program.work
+            config, program, AsTold(self.truths), None, load_control, cost
         )
         self.scheduler = self.make_scheduler()
         self.program, self.cost = program, cost

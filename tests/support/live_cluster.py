@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from stepserve.core.config import ServeConfig
+from stepserve.core.frontend import RequestEnded, RequestRejected, TokensEmitted
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
-from stepserve.core.protocols import RequestEnded, RequestRejected, TokensEmitted
 from stepserve.core.request import (
     SLO,
     CacheMode,

@@ -41,7 +41,7 @@ from stepserve.core.status import ClusterStatus
 
 from . import splits
 from .admission import refusal
-from .ledger import ClaimKind, Ledger, RequestState, WorkOf
+from .ledger import ClaimKind, Ledger, RequestState
 from .lifecycle import RequestPhase, RequestStep
 from .load_control import LoadControl
 from .plan_demand import PlanDemand
@@ -68,7 +68,6 @@ class GlobalScheduler:
         migration: MigrationPolicy | None,
         load_control: LoadControl,
         cost: CostModel,
-        work: WorkOf | None = None,
     ) -> None:
         self._config = config
         self._program = program
@@ -77,7 +76,8 @@ class GlobalScheduler:
         self.load_control = load_control
         self.reconfiguration = Reconfiguration()
         self._demand = PlanDemand(config, cost, self.reconfiguration)
-        self.ledger = Ledger(program, config.running_tokens, config.admitted_limit, work)
+        reads_work = getattr(placement, "reads_work", False)
+        self.ledger = Ledger(program, config.running_tokens, config.admitted_limit, reads_work)
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
         self._queue: list[QueueKey] = []  # sorted
         self._recovery: Recovery | None = None

@@ -1,7 +1,7 @@
 """What the global scheduler knows: every unfinished request, and what was promised where."""
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -18,9 +18,6 @@ from stepserve.core.status import InstancePhase
 
 from .lifecycle import INSTANCE, REQUEST, InstanceStep, RequestPhase, RequestStep, after
 from .pages import pages_for, segment_tokens
-
-WorkOf = Callable[[Request, Progress, StepForecast, int | None], Work]
-"""``StepProgram.work``."""
 
 
 @dataclass(slots=True)
@@ -118,14 +115,14 @@ class Ledger:
         program: StepProgram,
         running_tokens: int = 0,
         admitted_limit: int = 0,
-        work: WorkOf | None = None,
+        reads_work: bool = False,
     ) -> None:
         """``running_tokens``, ``admitted_limit``: see ``ControlConfig``; 0 is no limit.
 
-        ``work`` fills ``InstanceLoad.work``, for a placement that reads it.
+        ``reads_work``: fill ``InstanceLoad.work``, for a placement that reads it.
         """
         self._program = program
-        self._work = work
+        self._reads_work = reads_work
         self._running_tokens = running_tokens
         self._admitted_limit = admitted_limit
         self.requests: dict[RequestId, RequestState] = {}
@@ -165,7 +162,7 @@ class Ledger:
                     self.promote(state, row.epoch)
                 if state.segment.epoch == row.epoch:
                     state.progress, state.forecast = row.progress, row.forecast
-                    if self._work is not None:
+                    if self._reads_work:
                         self.instances[state.segment.instance].load = None
 
     def pages(self, request: Request, spec: InstanceSpec, stop: int | None = None) -> int:
@@ -343,13 +340,12 @@ class Ledger:
                 running_tokens=instance.running_tokens,
                 free_pages=instance.free_pages,
                 batch_ends_s=instance.batch_ends_s,
-                work=() if self._work is None else tuple(self._works(instance)),
+                work=tuple(self._works(instance)) if self._reads_work else (),
             )
         return instance.load
 
     def _works(self, instance: InstanceState) -> Iterator[Work]:
         """What is left of each segment placed or planned there."""
-        assert self._work is not None, "asked for only if the placement reads it"
         for request_id in instance.held(ClaimKind.RUNNING, ClaimKind.PLANNED):
             state = self.requests[request_id]
             progress, forecast = state.progress, state.forecast
@@ -357,7 +353,7 @@ class Ledger:
                 if segment and forecast and segment.instance == instance.spec.id:
                     if segment is not state.segment:
                         progress = progress._replace(settled=segment.start)
-                    yield self._work(state.request, progress, forecast, segment.stop)
+                    yield self._program.work(state.request, progress, forecast, segment.stop)
 
     def load_without_leavers(self, instance: InstanceState) -> InstanceLoad:
         """The load once everybody has left who was asked to."""

@@ -86,7 +86,7 @@ class LocalScheduler:
         self._batch: Batch | None = None
         self._batch_tokens, self._predicted_s = 0, 0.0  # of the running batch
         self._batch_mix = program.mix(())
-        self._cuts_steps = self._batch_mix is not None  # prefills may be run in chunks
+        self._chunked = program.chunked
         self._measured: tuple[tuple[int, int, float] | None, Mix | None] = None, None
         self._next_batch_id = 0
 
@@ -268,7 +268,7 @@ class LocalScheduler:
             self.outbound,
             self._program.advance,
         )
-        if mix is not None:
+        if self._chunked:
             for step in batch.steps:
                 running_requests[step.request_id].last_token_s = now_s
         predict_every_tokens = self._predict_every_tokens
@@ -364,9 +364,9 @@ class LocalScheduler:
             next_step(r.request, r.progress, r.has_state, pick(r, pace, now_s))
             for r in running_requests
         ]
-        if self._cuts_steps:
+        if self._chunked:
             due = [self._up_to_stop(r, step) for r, step in zip(running_requests, due, strict=True)]
-        if len(due) == 1 and not self._cuts_steps:  # nothing to be chosen
+        if len(due) == 1 and not self._chunked:  # nothing to be chosen
             steps = tuple(due)
             running_requests[0].skipped = 0
         else:

@@ -1,6 +1,6 @@
 """The ports: what the control plane asks of the parts around it, and the policies' shapes."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -9,7 +9,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import ClusterView, InstanceLoad, InstanceSpec, Link, Work
 from stepserve.core.payload import KvChunk, Payload, SettledToken
-from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.request import Progress, Request
 from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.segment import ReleasePoint, Segment
 from stepserve.core.step import Batch, Mix, Step, StepOutcome
@@ -19,7 +19,12 @@ Batches = Sequence[tuple[float, int, int, Mix | None]]
 
 
 class StepProgram(Protocol):
-    """The whole difference between model families that the schedulers see."""
+    """The whole difference between model families that the schedulers see.
+
+    ``chunked``: a heavy step may be run in parts (chunked prefill), and each light one is a token.
+    """
+
+    chunked: bool
 
     def start(self, request: Request) -> Progress:
         """Progress of a request that has run no step."""
@@ -87,6 +92,12 @@ class StepProgram(Protocol):
 
     def full_tokens(self, request: Request) -> int:
         """Tokens that the largest step of this request executes: prompt and output canvas."""
+        ...
+
+    def work(
+        self, request: Request, progress: Progress, forecast: StepForecast, stop: int | None
+    ) -> Work:
+        """What is left of ``[progress.settled, stop)``, to the expected end if ``stop`` is None."""
         ...
 
     def kv_tokens(self, request: Request) -> int:
@@ -177,7 +188,11 @@ class Placement(NamedTuple):
 
 
 class PlacementPolicy(Protocol):
-    """Chooses segments and instances."""
+    """Chooses segments and instances.
+
+    A policy with a true class attribute ``reads_work`` finds ``InstanceLoad.work`` filled; what
+    nobody reads is not worked out.
+    """
 
     def place(
         self, request: Request, progress: Progress, forecast: StepForecast, view: ClusterView
@@ -323,102 +338,4 @@ class KvPages(Protocol):
 
     def import_kv(self, chunk: KvChunk) -> bool:
         """Write a chunk into the request's pages; ``False``, and nothing, if it is damaged."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RequestReport:
-    """What a finished request cost and got; the reply's ``metrics``, ``slo`` and ``dlm``.
-
-    Times are seconds. ``slack_s`` is deadline minus completion (negative when late), ``paused_s``
-    what passed between the last step on one instance and the first on the next, all together.
-    ``missed`` names the targets that were set and not kept: ``e2e``, ``ttft``, ``tpot``, ``tbt``.
-    """
-
-    forwards: int = 0
-    blocks: int = 0
-    forced: int = 0
-    refreshes: int = 0
-    threshold_min: float | None = None
-    threshold_mean: float | None = None
-    migrations: int = 0
-    handovers: int = 0
-    paused_s: float = 0.0
-    queue_s: float = 0.0
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float = 0.0
-    slack_s: float | None = None
-    slo_met: bool | None = None
-    missed: tuple[str, ...] = ()
-    degraded: bool = False
-
-    @property
-    def slo_status(self) -> str:
-        """``none`` without targets, ``missed``, ``degraded`` (met below the preferred threshold)
-        or ``met``.
-        """
-        if self.slo_met is None:
-            return "none"
-        met = "degraded" if self.degraded else "met"
-        return met if self.slo_met else "missed"
-
-
-@dataclass(frozen=True, slots=True)
-class TokensEmitted:
-    """The next tokens of a request's contiguous settled prefix, in order, each once.
-
-    The token that ends the output (end-of-text, a stop token) is the last one.
-    ``forwards`` counts the request's forward passes so far; ``at_s`` is on the frontend's clock.
-    """
-
-    tokens: tuple[SettledToken, ...]
-    forwards: int
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnded:
-    """Last update of a request; ``error`` is set when reason is ``ERROR``."""
-
-    reason: FinishReason
-    report: RequestReport
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRejected:
-    """Refused at admission; no work was done. Only ever the first update."""
-
-    retry_after_s: float
-    why: str
-
-
-Update = TokensEmitted | RequestEnded | RequestRejected
-
-
-class Frontend(Protocol):
-    """What the gateway needs of the world behind it."""
-
-    def now_s(self) -> float:
-        """The scheduler's clock, for ``Request.arrival_s``."""
-        ...
-
-    def submit(self, request: Request, payload: Payload) -> AsyncIterator[Update]:
-        """Serve a request. Ends after ``RequestEnded`` or ``RequestRejected``."""
-        ...
-
-    def cancel(self, request_id: RequestId, reason: FinishReason) -> None:
-        """Stop working on a request within one step; its iterator still ends properly.
-
-        Unknown and finished requests are ignored.
-        """
-        ...
-
-    def ready(self) -> bool:
-        """Whether an instance is up and requests are being taken."""
-        ...
-
-    def healthy(self) -> bool:
-        """Whether the schedulers' loop makes progress."""
         ...

@@ -41,7 +41,6 @@ def assemble_global(
         _part("migration", family, parts),
         LoadControl(load_control, parts.program, cost, control.caps_every_s),
         cost,
-        getattr(parts.program, "work", None),
     )
 
 

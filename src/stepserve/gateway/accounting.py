@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepserve.core.protocols import RequestReport
+from stepserve.core.frontend import RequestReport
 from stepserve.gateway.generation import Choice
 
 # Best first: a reply is as good as its worst choice.

@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse, Response
 from stepserve import __version__
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
-from stepserve.core.protocols import Frontend
+from stepserve.core.frontend import Frontend
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError, check_model, install_error_handlers
 from stepserve.gateway.middleware import BodyLimit, RequestIds

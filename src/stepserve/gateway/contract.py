@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stepserve.core.protocols import RequestReport
+from stepserve.core.frontend import RequestReport
 from stepserve.core.request import (
     CacheMode,
     Family,

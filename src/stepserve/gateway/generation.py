@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from stepserve.core.protocols import (
+from stepserve.core.frontend import (
     Frontend,
     RequestEnded,
     RequestRejected,

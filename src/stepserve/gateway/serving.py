@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from stepserve.core.config import ServeConfig
-from stepserve.core.protocols import Frontend
+from stepserve.core.frontend import Frontend
 from stepserve.core.request import SLO
 from stepserve.gateway import accounting
 from stepserve.gateway.contract import ModelCard, Observer

@@ -1,12 +1,12 @@
-"""What the gateway talks to: ``core.protocols.Frontend`` over the control loop."""
+"""What the gateway talks to: ``core.frontend.Frontend`` over the control loop."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
 
+from stepserve.core.frontend import RequestEnded, RequestRejected, Update
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
-from stepserve.core.protocols import RequestEnded, RequestRejected, Update
 from stepserve.core.request import FinishReason, Request
 
 from .loop import ControlLoop

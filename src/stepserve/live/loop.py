@@ -41,11 +41,12 @@ from stepserve.core.events import (
     SegmentPlaced,
     TimerExpired,
 )
+from stepserve.core.frontend import RequestEnded, RequestRejected
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.payload import Payload
 from stepserve.core.plan import ClusterPlan, Planner, PlanProblem
-from stepserve.core.protocols import RequestEnded, RequestRejected, StepPredictor
+from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import FinishReason, Request
 from stepserve.core.segment import SegmentEnd
 from stepserve.core.status import ClusterStatus

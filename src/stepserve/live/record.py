@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from stepserve.core.frontend import RequestReport, TokensEmitted, Update
 from stepserve.core.payload import Payload, SettledToken
-from stepserve.core.protocols import RequestReport, TokensEmitted, Update
 from stepserve.core.request import Confidence, FinishReason, Progress, Request
 from stepserve.core.step import StepKind
 from stepserve.metrics.latency import AnswerTrace, TextEvent, tpot_s, ttft_s

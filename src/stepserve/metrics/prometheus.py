@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from stepserve.core.protocols import RequestReport
+from stepserve.core.frontend import RequestReport
 from stepserve.core.request import Family, FinishReason, Request
 
 from .control import ControlCollector, ControlReading

@@ -1,7 +1,6 @@
 """What outlives a global scheduler."""
 
 from stepserve.control.supervisor import Supervisor
-from stepserve.core.config import ControlConfig
 from stepserve.core.events import (
     InstanceLost,
     InstanceUp,
@@ -16,6 +15,8 @@ from stepserve.core.ids import RequestId
 from stepserve.core.request import FinishReason, Progress
 from stepserve.cost.step_table import StepTable
 from stepserve.families.assemble import assemble_global
+from stepserve.families.diffusion import DIFFUSION
+from support.parts import make_control
 from support.scripted_cluster import PROFILE, request, slot_spec
 
 A, B = slot_spec(0), slot_spec(1)
@@ -23,8 +24,10 @@ REACHED = Progress(21, 1, 1)
 
 
 def supervisor():
-    config = ControlConfig(tp_degrees=(1, 2))
-    made = Supervisor(lambda: assemble_global(config, StepTable({1: PROFILE, 2: PROFILE})))
+    config = make_control(tp_degrees=(1, 2))
+    made = Supervisor(
+        lambda: assemble_global(DIFFUSION, config, StepTable({1: PROFILE, 2: PROFILE}))
+    )
     made.handle(0.0, made.start((A, B)))
     return made
 

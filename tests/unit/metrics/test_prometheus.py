@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stepserve.core.frontend import RequestReport
 from stepserve.core.ids import RequestId
-from stepserve.core.protocols import RequestReport
 from stepserve.core.request import SLO, Family, FinishReason, Request
 from stepserve.metrics.control import ControlReading
 from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics

@@ -20,6 +20,8 @@ _PREFILL, _DECODE = StepKind.PREFILL, StepKind.DECODE
 class AutoregressiveProgram:
     """Heavy steps prefill known tokens, in chunks if need be; light steps decode one each."""
 
+    chunked = True
+
     def __init__(self, chunk_tokens: int) -> None:
         """``chunk_tokens``: most that one heavy step is expected to execute."""
         self._chunk_tokens = chunk_tokens
@@ -117,7 +119,7 @@ class AutoregressiveProgram:
     def work(
         self, request: Request, progress: Progress, forecast: StepForecast, stop: int | None
     ) -> Work:
-        """What is left of ``[progress.settled, stop)``, to the expected end if ``stop`` is None.
+        """See ``StepProgram.work``.
 
         A later segment's is asked for by setting ``settled`` to its start. An output longer than
         foreseen is expected to go on for a tenth of it, and 32 tokens at least (DynaServe 3.6).

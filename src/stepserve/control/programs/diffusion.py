@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from stepserve.core.denoising import canvas_tokens, due_step, lead_tokens
 from stepserve.core.forecast import StepForecast
+from stepserve.core.instance import Work
 from stepserve.core.protocols import Batches
 from stepserve.core.request import CacheMode, Progress, RefreshScope, Request
 from stepserve.core.step import Mix, Step, StepKind, StepOutcome
@@ -17,6 +18,8 @@ from stepserve.core.step import Mix, Step, StepKind, StepOutcome
 
 class DiffusionProgram:
     """Heavy steps recompute the whole sequence, light steps denoise with cached KV."""
+
+    chunked = False
 
     def start(self, request: Request) -> Progress:
         """The prompt is settled at once."""
@@ -132,6 +135,14 @@ class DiffusionProgram:
     def full_tokens(self, request: Request) -> int:
         """Prompt plus canvas; the canvas is the output limit in whole blocks."""
         return request.prompt_tokens + canvas_tokens(request)
+
+    def work(
+        self, request: Request, progress: Progress, forecast: StepForecast, stop: int | None
+    ) -> Work:
+        """Tokens of the recompute steps and number of the cached steps at the highest threshold."""
+        steps = forecast.remaining(0, progress.steps)
+        heavy = min(steps, self.heavy_left(request, progress, forecast.output_tokens))
+        return Work(round(heavy * self.heavy_tokens(request)), progress.settled, steps - heavy)
 
     def kv_tokens(self, request: Request) -> int:
         """Every position with a cache, none without."""

@@ -21,6 +21,7 @@ class Disaggregated:
     """A ``PlacementPolicy``: fewest running tokens within each role, ties by instance id."""
 
     family = Family.AUTOREGRESSIVE
+    reads_work = True
 
     @dataclass(frozen=True, slots=True)
     class Options:

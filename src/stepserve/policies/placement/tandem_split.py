@@ -27,6 +27,7 @@ class TandemSplit:
     """A ``PlacementPolicy`` of one or two segments; ties by instance id."""
 
     family = Family.AUTOREGRESSIVE
+    reads_work = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
