@@ -8,7 +8,6 @@ would.
     python examples/custom_policy.py
 """
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.protocols import Parts
@@ -16,6 +15,7 @@ from stepserve.core.request import SLO, DiffusionOptions, Family, Progress, Requ
 from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.segment import Segment
 from stepserve.cost.step_table import StepProfile, StepTable
+from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.policies.threshold.deadline_fit import DeadlineFit
 
 

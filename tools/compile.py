@@ -40,7 +40,7 @@ COMPILED = (
     "policies/caps/marginal_caps",
     "policies/threshold/unless_infeasible",
     "policies/refresh/when_slack",
-    "control/programs/diffusion",
+    "families/programs/diffusion",
     *("cost/" + name for name in ("step_table", "remaining_steps")),
     *("sim/" + name for name in ("known_steps", "outcomes", "quality", "rows", "world")),
 )

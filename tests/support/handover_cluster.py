@@ -15,7 +15,6 @@ from stepserve.control.ledger import ClaimKind
 from stepserve.control.lifecycle import RequestPhase
 from stepserve.control.load_control import LoadControl
 from stepserve.control.local_scheduler import LocalScheduler
-from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.control.reconfigure import _drain
 from stepserve.core.actions import (
     Finish,
@@ -56,6 +55,7 @@ from stepserve.core.running import StepPace
 from stepserve.core.segment import Segment
 from stepserve.core.status import InstancePhase
 from stepserve.core.step import StepKind, StepOutcome
+from stepserve.families.programs.autoregressive import AutoregressiveProgram
 from stepserve.policies.threshold.fixed import FixedThreshold
 from support.invariants import check_phase
 from support.parts import make_policy

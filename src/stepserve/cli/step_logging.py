@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
 from stepserve.core.protocols import BatchResult, Executor
@@ -18,6 +17,7 @@ from stepserve.engine.bundled.vocabulary import prompt_ids
 from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.diffusion_offline import denoise
 from stepserve.engine.loader import load_model
+from stepserve.families.programs.diffusion import DiffusionProgram
 
 
 class LoggingExecutor:

@@ -1,8 +1,8 @@
 """Autoregressive models: prompts are prefilled in chunks, then every step decodes a token."""
 
-from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.core.config import Choice
 from stepserve.core.request import Family
+from stepserve.families.programs.autoregressive import AutoregressiveProgram
 
 from .family import ModelFamily
 

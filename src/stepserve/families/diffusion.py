@@ -1,8 +1,8 @@
 """Diffusion models: tokens are unmasked in any order, at a threshold that is chosen per step."""
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.config import Choice
 from stepserve.core.request import Family
+from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.gateway.contract import DIFFUSION_FIELDS
 
 from .family import ModelFamily

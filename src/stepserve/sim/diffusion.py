@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
@@ -33,6 +32,7 @@ from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
 from stepserve.cost.step_log import StepLog, read_step_logs
 from stepserve.cost.step_table import StepProfile, StepProfiles, StepTable
 from stepserve.families.assemble import make_planner
+from stepserve.families.programs.diffusion import DiffusionProgram
 
 from .config import RequestOptions, Setting
 from .datasets import DATASETS, SimRequest, poisson, published_run

@@ -135,7 +135,7 @@ def machine_columns(world: World, records: Sequence[RequestRecord]) -> Row:
         "batches": world.batches,
         "busy": [world.busy_s[name] / end_s for name in sorted(world.instances)],
         "migrations": sum(r.releases for r in records if r.whole),
-        "layout_changes": world.scheduler.reconfiguration.changes,
+        "layout_changes": world.supervisor.layout_changes,
         "losses": world.losses,
     }
 

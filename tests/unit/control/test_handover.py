@@ -7,7 +7,6 @@ import pytest
 
 from stepserve.control.handover import Inbound, Outbound
 from stepserve.control.ledger import ClaimKind
-from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.core.actions import PushChunk, Report, StartTimer, Tell
 from stepserve.core.config import ControlConfig
 from stepserve.core.events import (
@@ -31,6 +30,7 @@ from stepserve.core.segment import HandoverStage, Segment, SegmentEnd
 from stepserve.core.step import StepOutcome
 from stepserve.families.assemble import assemble_local
 from stepserve.families.autoregressive import AUTOREGRESSIVE
+from stepserve.families.programs.autoregressive import AutoregressiveProgram
 from support.ar_requests import ar_request, ar_running, forecast_of
 from support.handover_cluster import PAGE, HandoverCluster, KnownSeconds
 

@@ -1,8 +1,6 @@
 import pytest
 
 from stepserve.control.admission import completion_s
-from stepserve.control.programs.autoregressive import AutoregressiveProgram
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.actions import Finish, Reject
 from stepserve.core.config import Choice, ControlConfig
 from stepserve.core.errors import FieldError
@@ -12,6 +10,8 @@ from stepserve.core.request import OnMiss, Progress
 from stepserve.cost.step_table import StepTable
 from stepserve.families.assemble import assemble_global
 from stepserve.families.diffusion import DIFFUSION
+from stepserve.families.programs.autoregressive import AutoregressiveProgram
+from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.policies.placement.least_loaded import LeastLoaded
 from stepserve.policies.placement.step_completion import StepCompletion
 from support.parts import make_policy

@@ -5,7 +5,6 @@ import pytest
 from stepserve.control.global_scheduler import MAX_LOSSES
 from stepserve.control.ledger import Ledger
 from stepserve.control.lifecycle import RequestPhase
-from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.control.recovery import Recovery
 from stepserve.core.actions import Finish, Rebuild
 from stepserve.core.errors import EventError
@@ -33,6 +32,7 @@ from stepserve.core.instance import HeldSegment
 from stepserve.core.plan import ClusterPlan
 from stepserve.core.request import Family, FinishReason, OnMiss, Progress, Request
 from stepserve.core.segment import Segment, SegmentEnd
+from stepserve.families.programs.autoregressive import AutoregressiveProgram
 from support.scripted_cluster import ScriptedCluster, request, sent, slot_spec
 
 A, B, PAIR = slot_spec(0), slot_spec(1), slot_spec(0, 1)

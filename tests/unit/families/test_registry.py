@@ -5,12 +5,12 @@ from importlib import metadata
 
 import pytest
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import Parts
 from stepserve.core.request import Family
 from stepserve.families import registry
+from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.families.registry import BUILT_IN, build, load, names
 from stepserve.policies.threshold.deadline_fit import DeadlineFit
 from support.outside import LowEarly, MostLoaded

@@ -1,8 +1,8 @@
 import pytest
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.forecast import StepForecast
 from stepserve.core.request import CacheMode, Progress
+from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.policies.batching.all_running import AllRunning
 from stepserve.policies.batching.latency_budget import LatencyBudget
 from support.parts import make_policy

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.forecast import StepForecast
 from stepserve.core.request import CacheMode, OnMiss, Progress, RefreshScope
 from stepserve.core.running import StepPace
 from stepserve.core.step import StepKind
+from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.policies.refresh.when_slack import WhenSlack
 from support.parts import make_policy
 from support.toy_world import make_request, make_running, make_spec

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import (
@@ -17,6 +16,7 @@ from stepserve.core.request import (
 )
 from stepserve.core.running import RunningRequest, StepPace
 from stepserve.core.segment import Segment
+from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.policies.threshold.at_cap import AtCap
 from stepserve.policies.threshold.early_fit import EarlyFit
 from stepserve.policies.threshold.schedule_fit import ScheduleFit, schedules

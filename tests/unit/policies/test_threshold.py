@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.forecast import StepForecast
 from stepserve.core.request import OnMiss, Progress
 from stepserve.core.running import StepPace
+from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.policies.threshold.deadline_fit import DeadlineFit
 from stepserve.policies.threshold.fixed import FixedThreshold
 from stepserve.policies.threshold.unless_infeasible import UnlessInfeasible

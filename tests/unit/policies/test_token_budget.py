@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.core.request import Progress
 from stepserve.core.step import StepKind
+from stepserve.families.programs.autoregressive import AutoregressiveProgram
 from stepserve.policies.batching.age_budget import AgeBudget
 from stepserve.policies.batching.chunked_prefill import OVERDUE
 from stepserve.policies.batching.static_chunk import StaticChunk

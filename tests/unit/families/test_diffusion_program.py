@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from stepserve.control.programs.diffusion import DiffusionProgram
 from stepserve.core.request import CacheMode, FinishReason, Progress
 from stepserve.core.step import StepKind, StepOutcome
+from stepserve.families.programs.diffusion import DiffusionProgram
 from support.toy_world import make_request
 
 PROGRAM = DiffusionProgram()

@@ -3,10 +3,10 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepserve.control.programs.autoregressive import AutoregressiveProgram
 from stepserve.core.instance import Work
 from stepserve.core.request import Progress
 from stepserve.core.step import Mix, Step, StepKind
+from stepserve.families.programs.autoregressive import AutoregressiveProgram
 from support.ar_requests import TokenRow, ar_request, forecast_of
 
 PROGRAM = AutoregressiveProgram(chunk_tokens=64)
