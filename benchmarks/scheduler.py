@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import Finish, Predict, Report, RunBatch, Send
-from stepserve.core.config import Choice, ControlConfig
+from stepserve.core.config import Choice, ControlConfig, NoOptions
 from stepserve.core.events import (
     BatchDone,
     GlobalEvent,
@@ -40,7 +40,8 @@ from stepserve.core.protocols import Parts
 from stepserve.core.request import SLO, DiffusionOptions, Family, FinishReason, Progress, Request
 from stepserve.core.step import Mix, StepOutcome
 from stepserve.cost.batch_table import BatchTable
-from stepserve.cost.remaining_steps import PUBLISHED, MeanYield
+from stepserve.cost.forecast_parts import ForecastParts
+from stepserve.cost.remaining_steps import MeanYield
 from stepserve.cost.roofline import roofline_on_a100
 from stepserve.cost.segment_cost import Occupancy
 from stepserve.cost.step_table import StepProfile, StepTable
@@ -61,7 +62,7 @@ class Run:
     def __init__(self, instances: int, running_requests: int, batching: str, seed: int) -> None:
         self.rng = random.Random(seed)
         self.config = ControlConfig(batching=Choice(batching))
-        self.predictor = MeanYield(PUBLISHED)
+        self.predictor = MeanYield(NoOptions(), ForecastParts())
         self.scheduler = assemble_global(DIFFUSION, self.config, StepTable({1: PROFILE}))
         self.times: dict[str, list[float]] = defaultdict(list)
         self.now_s, self.arrived, self.ran = 0.0, 0, 0

@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=400, help="requests that forecasts learn from")
     parser.add_argument("--profile", action="store_true", help="functions by time, and no more")
     args = parser.parse_args()
-    boosted = SYSTEMS_OF[args.system].predictor == "boosted"
+    boosted = SYSTEMS_OF[args.system].predictor.use == "boosted"
     model = train_predictor(Setting(), "gsm8k", False, args.train) if boosted else None
     if args.profile:
         with cProfile.Profile() as profile:

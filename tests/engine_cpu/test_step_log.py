@@ -6,6 +6,7 @@ from stepserve.cli.main import main
 from stepserve.cost.boosted_steps import BoostedSteps, StepModel
 from stepserve.cost.step_log import read_step_logs
 from stepserve.engine.bundled.evaluate import BUNDLED_MODEL
+from support.parts import make_forecast
 
 
 def test_a_log_of_the_bundled_model_tells_every_step(tmp_path):
@@ -33,4 +34,4 @@ def test_the_shipped_predictor_loads_and_knows_its_error():
     assert model.thresholds == (0.5, 0.6, 0.7, 0.8, 0.9)
     assert 0.0 < model.wmape < 0.25
     assert model.output
-    BoostedSteps(model)
+    make_forecast(BoostedSteps, trees=model)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.config import Choice, ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.payload import KvChunk
 from stepserve.core.request import FinishReason
@@ -167,7 +167,7 @@ ALONE = {"instances": 1, "threads_per_instance": 1, "kv_pages": 64}
     ("change", "field"),
     [
         ({"control": make_control(planner="greedy")}, "control.planner"),
-        ({"predictor": "boosted"}, "predictor"),
+        ({"predictor": Choice("boosted")}, "predictor"),
         ({"log_steps": "steps.csv"}, "log_steps"),
         ({"control": make_control(threshold="deadline_fit")}, "control.threshold"),
         ({"control": make_control(migration="any_step")}, "control.migration"),

@@ -16,6 +16,7 @@ from stepserve.core.step import Batch, Step, StepKind, StepOutcome
 from stepserve.sim.ar_executors import ArExecutors
 from stepserve.sim.ar_record import ArRecord
 from stepserve.sim.known_lengths import KnownLengths
+from support.parts import make_forecast
 
 A, B = InstanceId("a"), InstanceId("b")
 
@@ -127,7 +128,7 @@ def test_what_is_not_computed_cannot_be_sent_and_what_is_freed_is_gone():
 
 def test_an_oracle_tells_the_length_and_what_is_left_of_it():
     rows, one = rows_with(ends_at=3)
-    oracle = KnownLengths(rows)
+    oracle = make_forecast(KnownLengths, truths=rows.truths)
     assert oracle.remaining_steps(one, Progress(), (1.0,)) == StepForecast((1.0,), (3.0,), 3.0, 0)
     told = oracle.remaining_steps(one, Progress(11, 2, 5), (1.0,))
     assert told == StepForecast((1.0,), (1.0,), 3.0, 5)
@@ -138,30 +139,32 @@ def test_the_error_of_a_request_is_drawn_once_and_is_as_wide_as_asked():
     requests = [request(f"r{n}", output=1000) for n in range(400)]
     for index, one in enumerate(requests):
         rows.arrive(index, one)
-    noisy = KnownLengths(rows, 100.0, seed=3)
+    noisy = make_forecast(KnownLengths, truths=rows.truths, seed=3, sigma_tokens=100.0)
     first = [noisy.remaining_steps(r, Progress(), (1.0,)).output_tokens for r in requests]
-    again = KnownLengths(rows, 100.0, seed=3)
+    again = make_forecast(KnownLengths, truths=rows.truths, seed=3, sigma_tokens=100.0)
     later = [again.remaining_steps(r, Progress(9, 5, 1), (1.0,)) for r in reversed(requests)]
     assert first == [f.output_tokens for f in reversed(later)]
     assert statistics.mean(first) == pytest.approx(1000, abs=15)
     assert statistics.stdev(first) == pytest.approx(100, rel=0.1)
     assert max(first) > 1000, "not limited by what was asked for"
-    other = KnownLengths(rows, 100.0, seed=4)
+    other = make_forecast(KnownLengths, truths=rows.truths, seed=4, sigma_tokens=100.0)
     assert first != [other.remaining_steps(r, Progress(), (1.0,)).output_tokens for r in requests]
 
 
 def test_an_output_that_outgrows_its_prediction_is_expected_to_go_on():
     rows, one = rows_with(output=2000)
-    short = KnownLengths(rows, 1e-9)
+    short = make_forecast(KnownLengths, truths=rows.truths, sigma_tokens=1e-9)
     assert short.remaining_steps(one, Progress(0, 2000), (1.0,)).steps == (200.0,)
     rows, one = rows_with(output=50)
-    assert KnownLengths(rows).remaining_steps(one, Progress(0, 50), (1.0,)).steps == (32.0,)
+    assert make_forecast(KnownLengths, truths=rows.truths).remaining_steps(
+        one, Progress(0, 50), (1.0,)
+    ).steps == (32.0,)
 
 
 @pytest.mark.parametrize("sigma", [-1.0, float("inf"), float("nan")])
 def test_a_spread_that_makes_no_sense_is_refused(sigma):
     with pytest.raises(FieldError, match="sigma_tokens"):
-        KnownLengths(ArExecutors(), sigma)
+        make_forecast(KnownLengths, truths=ArExecutors().truths, sigma_tokens=sigma)
 
 
 # -- records

@@ -69,7 +69,7 @@ def pinned(row):
 
 def simulated(path):
     (experiment,) = read_experiments(read_table(path))
-    boosted = any(system.predictor == "boosted" for system in experiment.systems.values())
+    boosted = any(system.predictor.use == "boosted" for system in experiment.systems.values())
     early = experiment.workload.early_stop
     model = train_predictor(Setting(), "gsm8k", early) if boosted else None
     outcomes = run_experiments([experiment], [Runner(model)], 1, lambda rows: None)

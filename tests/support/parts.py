@@ -2,6 +2,7 @@
 
 from stepserve.core.config import ControlConfig, from_table
 from stepserve.core.protocols import Parts
+from stepserve.cost.forecast_parts import ForecastParts
 
 
 def make_control(**options):
@@ -15,3 +16,8 @@ def make_policy(
     """A policy of these options and parts."""
     parts = Parts(program, cost, control or ControlConfig())
     return cls(cls.Options(**options), parts)
+
+
+def make_forecast(cls, yields=None, trees=None, truths=None, seed=0, **options):
+    """A forecast of these options and parts."""
+    return cls(cls.Options(**options), ForecastParts(yields, trees, truths=truths, seed=seed))

@@ -23,7 +23,7 @@ from stepserve.sim.links import Links
 from stepserve.sim.transfers import Transfers
 from stepserve.sim.world import World
 from support.invariants import Invariants
-from support.parts import make_control
+from support.parts import make_control, make_forecast
 from support.random_worlds import random_faults
 from support.toy_world import DELAYS, RandomPlanner, ToyWorld, make_slots, make_spec
 
@@ -117,7 +117,9 @@ class TokenWorld(ToyWorld):
             executors=self.executors,
             record=ArRecord,
             truth=LinearCost(),
-            predictor=KnownLengths(self.executors, sigma_tokens, seed),
+            predictor=make_forecast(
+                KnownLengths, truths=self.executors.truths, seed=seed, sigma_tokens=sigma_tokens
+            ),
             planner=RandomPlanner(seed),
             delays=delays,
             faults=Faults(FaultConfig(**{"jitter_s": 0.002, **faults}), seed),

@@ -36,6 +36,7 @@ from stepserve.sim.faults import FaultConfig, Faults
 from stepserve.sim.record import DiffusionRecord
 from stepserve.sim.world import CLIENT, World
 from support.invariants import Invariants
+from support.parts import make_forecast
 
 PROFILE = StepProfile((16, 64, 256, 1024, 4096), (0.002, 0.003, 0.008, 0.03, 0.12), "made up")
 FASTER = StepProfile((16, 64, 256, 1024, 4096), (0.002, 0.003, 0.005, 0.016, 0.06), "made up")
@@ -228,7 +229,7 @@ class ToyWorld:
             executors=self.executors,
             record=DiffusionRecord,
             truth=StepTable(PROFILES),
-            predictor=MeanYield(YIELDS),
+            predictor=make_forecast(MeanYield, YIELDS),
             planner=RandomPlanner(seed),
             delays=delays,
             faults=Faults(FaultConfig(**{"jitter_s": 0.002, **faults}), seed),

@@ -1,14 +1,13 @@
 """``stepserve serve``: a cluster, here or on Ray, behind an OpenAI-compatible API."""
 
 import argparse
-import dataclasses
 import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepserve.core.config import ControlConfig, ServeConfig, from_table
+from stepserve.core.config import Choice, ServeConfig, from_table
 from stepserve.core.errors import FieldError
 
 OPTIONS = {
@@ -26,7 +25,8 @@ OPTIONS = {
     "dtype": "float32, float16 or bfloat16",
     "profile": "step-time table from `stepserve profile`, if the model's folder has none",
     "keep_profile": "autoregressive batch times: read at start if there, written at the end",
-    "predictor": "of remaining steps: mean, boosted, or auto: boosted if the model has one",
+    "predictor": "of remaining steps: mean, boosted; of autoregressive models hinted, class_mean, "
+    "longest; auto: the best that there is",
     "events": "write every event and decision to this file, anew at each start (.gz: compressed)",
     "log_steps": "write every executed step to this file, to train a predictor on",
     "operator_api": "serve /cluster, too: state of the instances, changes of the layout",
@@ -54,8 +54,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         if isinstance(default, bool):
             parser.add_argument(flag, action="store_const", const=True, help=text)
             continue
-        shown = f" (default {default})" if default != "" else ""
-        parser.add_argument(flag, type=type(default), help=text + shown)
+        part = isinstance(default, Choice)
+        shown = default.use if part else default
+        more = f" (default {shown})" if shown != "" else ""
+        parser.add_argument(flag, type=str if part else type(default), help=text + more)
     for name, (flag, text) in POLICIES.items():
         parser.add_argument(flag, dest=name, metavar="POLICY", help=text)
     every = f"seconds between plans (default {defaults.control.plan_every_s:g})"
@@ -67,11 +69,10 @@ def configuration(args: argparse.Namespace) -> ServeConfig:
     """The configuration file, if any, under the options given."""
     table = read_toml(args.config) if args.config else {}
     config = from_table(ServeConfig, table)
-    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
-    chosen = {n: getattr(args, n) for n in (*POLICIES, "plan_every_s")}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    control = from_table(ControlConfig, chosen, "control", config.control)
-    return dataclasses.replace(config, **given, control=control)
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    options = {name: given[name] for name in OPTIONS if name in given}
+    control = {name: given[name] for name in (*POLICIES, "plan_every_s") if name in given}
+    return from_table(ServeConfig, {**options, "control": control}, base=config)
 
 
 def read_toml(path: Path) -> Mapping[str, Any]:

@@ -140,7 +140,7 @@ def _read(args: argparse.Namespace) -> tuple[list[Experiment], Row]:
 def _runner(experiment: Experiment, args: argparse.Namespace) -> Runner:
     model: StepModel | None = None
     load: MakeLoad = make_load
-    boosted = any(system.predictor == "boosted" for system in experiment.systems.values())
+    boosted = any(system.predictor.use == "boosted" for system in experiment.systems.values())
     setting, workload = experiment.setting, experiment.workload
     if setting.model == "bundled" and experiment.recording is None:
         from stepserve.cli import bundled_load

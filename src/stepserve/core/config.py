@@ -149,7 +149,7 @@ class ServeConfig:
     keep_profile: str = (
         ""  # file of an autoregressive model's batch times: read at start, written at end
     )
-    predictor: str = "auto"  # of remaining steps: mean, boosted; auto: boosted if there is one
+    predictor: Choice = field(default_factory=lambda: Choice("auto"))  # of remaining steps
     events: str = ""  # file for the event log; none by default
     log_steps: str = ""  # file for the step log; none by default
     cache_mode: str = "dual"  # what a request's `dlm.cache: auto` means
@@ -189,8 +189,6 @@ class ServeConfig:
         kind, _, address = self.cluster.partition("://")
         known = self.cluster in ("local", "ray") or (kind == "ray" and address != "")
         check(known, "cluster", "must be local, ray, ray://auto or ray://HOST:PORT")
-        predictors = ("auto", "mean", "boosted")
-        check(self.predictor in predictors, "predictor", f"not in {', '.join(predictors)}")
         modes = ", ".join(CacheMode)
         check(self.cache_mode in list(CacheMode), "cache_mode", f"must be one of {modes}")
         scopes = ", ".join(RefreshScope)

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stepserve.core.errors import FieldError, StepserveError
+from stepserve.core.errors import FieldError, StepserveError, check
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import RequestId
-from stepserve.core.request import Progress, Request
+from stepserve.core.request import Family, Progress, Request
 from stepserve.core.step import Step, StepOutcome
 from stepserve.cost.features import (
     ENDED,
@@ -34,10 +34,10 @@ from stepserve.cost.features import (
     NO_CONFIDENCE,
     feature_values,
 )
+from stepserve.cost.forecast_parts import ForecastParts
 from stepserve.cost.remaining_steps import most_steps
 
 FORMAT = "stepserve step model 1"
-HEALING_RATE = 0.02
 """Weight of the newest finished request in the averages that the correction keeps."""
 
 MOST = 4.0
@@ -222,13 +222,30 @@ class Correction:
 class BoostedSteps:
     """A ``StepPredictor`` by a trained model. Not thread-safe, as any of them.
 
-    ``healing_rate``: how fast a running correction follows the requests that finish; 0 for
-    none, which is the published predictor. How often a forecast is made is the scheduler's
-    ``predict_every_tokens``: 8 is the published *online* predictor, a number beyond every
-    output limit the *one-shot* one.
+    How often a forecast is made is the scheduler's ``predict_every_tokens``: 8 is the published
+    *online* predictor, a number beyond every output limit the *one-shot* one.
     """
 
-    def __init__(self, model: StepModel, healing_rate: float = 0.0) -> None:
+    family = Family.DIFFUSION
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``healing_rate``: how fast a running correction follows the requests that finish.
+
+        0 for none, which is the published predictor.
+        """
+
+        healing_rate: float = 0.02
+
+        def __post_init__(self) -> None:
+            """Raises FieldError for a rate that makes no sense."""
+            check(0.0 <= self.healing_rate <= 1.0, "healing_rate", "must be in 0 .. 1")
+
+    def __init__(self, options: Options, parts: ForecastParts) -> None:
+        """Raises FieldError where nothing was trained."""
+        model, healing_rate = parts.trees, options.healing_rate
+        if model is None:
+            raise FieldError("use", f"nothing was trained: no step_predictor.txt in {parts.folder}")
         width = FEATURE_SETS[model.features]
         self._natural_tokens = model.natural_tokens
         self._row = new_row()

@@ -12,12 +12,14 @@ above the request's limit. No margin is added: that is the placement's. Deviatio
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from stepserve.core.errors import FieldError
+from stepserve.core.config import NoOptions
+from stepserve.core.errors import check
 from stepserve.core.forecast import StepForecast
-from stepserve.core.protocols import StepPredictor
-from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.step import Step, StepOutcome
+from stepserve.cost.forecast_parts import ForecastParts
 
 LEARNING_RATE = 0.02
 FIRST = 4.0  # requests that a class's start counts for
@@ -39,6 +41,12 @@ def forecast_of(
 class MaxTokens:
     """A ``StepPredictor`` that expects every output to reach its limit."""
 
+    Options = NoOptions
+    family = Family.AUTOREGRESSIVE
+
+    def __init__(self, options: NoOptions, parts: ForecastParts) -> None:
+        """Nothing is needed."""
+
     def remaining_steps(
         self, request: Request, progress: Progress, thresholds: Sequence[float]
     ) -> StepForecast:
@@ -47,26 +55,6 @@ class MaxTokens:
 
     def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
         """Nothing to learn."""
-
-
-class Hinted:
-    """A ``StepPredictor`` that believes ``Request.expected_output_tokens``; another without it."""
-
-    def __init__(self, inner: StepPredictor) -> None:
-        self._inner = inner
-
-    def remaining_steps(
-        self, request: Request, progress: Progress, thresholds: Sequence[float]
-    ) -> StepForecast:
-        """See ``StepPredictor.remaining_steps``."""
-        if request.expected_output_tokens is None:
-            return self._inner.remaining_steps(request, progress, thresholds)
-        expected = float(request.expected_output_tokens)
-        return forecast_of(request, progress, thresholds, expected)
-
-    def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
-        """The other learns of all requests, hint or not."""
-        self._inner.learn(request, progress, outcome, step)
 
 
 class _Lengths:
@@ -88,11 +76,20 @@ class ClassMean:
     A class that has seen nothing starts from what all requests together have shown so far.
     """
 
-    def __init__(self, output_tokens: float = 256.0) -> None:
-        """``output_tokens``: expected before any request has ended. Raises FieldError below 1."""
-        if output_tokens < 1.0:
-            raise FieldError("output_tokens", "must be at least 1")
-        self._all = _Lengths(output_tokens, 1.0)
+    family = Family.AUTOREGRESSIVE
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``output_tokens``: expected before any request has ended."""
+
+        output_tokens: float = 256.0
+
+        def __post_init__(self) -> None:
+            """Raises FieldError below 1."""
+            check(self.output_tokens >= 1.0, "output_tokens", "must be at least 1")
+
+    def __init__(self, options: Options, parts: ForecastParts) -> None:
+        self._all = _Lengths(options.output_tokens, 1.0)
         self._classes: dict[int, _Lengths] = {}
 
     def remaining_steps(
@@ -116,3 +113,19 @@ class ClassMean:
             self._classes[kind] = _Lengths(self._all.tokens, self._all.ended)
         for lengths in (self._all, self._classes[kind]):
             lengths.take(outcome.emitted, ended)
+
+
+class Hinted(ClassMean):
+    """A ``StepPredictor`` that believes ``Request.expected_output_tokens``; else ``ClassMean``.
+
+    It learns of all requests, hint or not.
+    """
+
+    def remaining_steps(
+        self, request: Request, progress: Progress, thresholds: Sequence[float]
+    ) -> StepForecast:
+        """See ``StepPredictor.remaining_steps``."""
+        if request.expected_output_tokens is None:
+            return super().remaining_steps(request, progress, thresholds)
+        expected = float(request.expected_output_tokens)
+        return forecast_of(request, progress, thresholds, expected)

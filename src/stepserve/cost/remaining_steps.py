@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepserve.core.config import NoOptions
 from stepserve.core.errors import FieldError
 from stepserve.core.forecast import StepForecast
-from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.step import Step, StepOutcome
+from stepserve.cost.forecast_parts import ForecastParts
 
 LEARNING_RATE = 0.02
 
@@ -68,9 +70,13 @@ PUBLISHED = Yields(
 
 
 class MeanYield:
-    """A ``StepPredictor`` by per-threshold means."""
+    """A ``StepPredictor`` by per-threshold means: measured ones of the model, or published."""
 
-    def __init__(self, yields: Yields) -> None:
+    Options = NoOptions
+    family = Family.DIFFUSION
+
+    def __init__(self, options: NoOptions, parts: ForecastParts) -> None:
+        yields = parts.yields or PUBLISHED
         self._thresholds = sorted(yields.tokens_per_step)
         self._per_step = [yields.tokens_per_step[t] for t in self._thresholds]
         self._output_tokens = yields.output_tokens

@@ -32,4 +32,5 @@ AUTOREGRESSIVE = ModelFamily(
         "refresh": "every step is exact",
     },
     request_fields=frozenset(),
+    forecast=lambda parts: "hinted",
 )

@@ -27,4 +27,5 @@ DIFFUSION = ModelFamily(
         "push_pages": "keys and values are not moved",
     },
     request_fields=DIFFUSION_FIELDS,
+    forecast=lambda parts: "boosted" if parts.trees else "mean",
 )

@@ -9,6 +9,7 @@ from stepserve.core.config import Choice, ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import StepProgram
 from stepserve.core.request import Family
+from stepserve.cost.forecast_parts import ForecastParts
 
 from .registry import load
 
@@ -19,7 +20,8 @@ class ModelFamily:
 
     ``defaults``: the policy of each kind; ``predict_every_tokens``: see ``ControlConfig``.
     ``without_effect``: what of ``ControlConfig`` changes nothing here, and why.
-    ``request_fields``: what its requests may say that those of others may not.
+    ``request_fields``: what its requests may say that those of others may not. ``forecast``: the
+    name of the one to use where there are such parts.
     """
 
     name: Family
@@ -28,6 +30,7 @@ class ModelFamily:
     predict_every_tokens: int
     without_effect: Mapping[str, str]
     request_fields: frozenset[str]
+    forecast: Callable[[ForecastParts], str]
 
     def resolved(self, control: ControlConfig) -> ControlConfig:
         """The configuration with this family's defaults in place of what it leaves open.

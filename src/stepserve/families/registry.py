@@ -5,10 +5,11 @@ A name is one of ``BUILT_IN``, the name of an entry point of another package (``
 constructor ``(options, parts)``; modules are imported when one of their classes is asked for.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -60,6 +61,15 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "segment_cost": {
         "occupancy": "stepserve.cost.segment_cost:Occupancy",
         "elapsed": "stepserve.cost.segment_cost:Elapsed",
+    },
+    "forecast": {
+        "mean": "stepserve.cost.remaining_steps:MeanYield",
+        "boosted": "stepserve.cost.boosted_steps:BoostedSteps",
+        "class_mean": "stepserve.cost.output_length:ClassMean",
+        "hinted": "stepserve.cost.output_length:Hinted",
+        "longest": "stepserve.cost.output_length:MaxTokens",
+        "oracle": "stepserve.sim.oracle:Oracle",
+        "known": "stepserve.sim.known_lengths:KnownLengths",
     },
     "planner": {
         "none": NOTHING,
@@ -121,10 +131,10 @@ def _known(kind: str, name: str, field: str) -> str:
     return known[name]
 
 
-def build(
-    kind: str, choice: Choice, parts: Any, family: Family | None = None, field: str = ""
-) -> Any:
-    """The part that is chosen, made of its options and ``parts``; ``None`` where it is none.
+def chosen(
+    kind: str, choice: Choice, family: Family | None = None, field: str = ""
+) -> tuple[type[Any], Any] | None:
+    """The class that is chosen and its options; ``None`` where it is none.
 
     Raises FieldError naming the dotted key at fault, and for a part of the other family (a class
     says with an attribute ``family`` that it is of one alone).
@@ -140,9 +150,29 @@ def build(
     of = getattr(cls, "family", None)
     if None not in (of, family) and of != family:
         raise FieldError(field, f"{choice.use} is for {of} models only")
+    with _inside(field):
+        return cls, from_table(cls.Options, choice.options)
+
+
+def build(
+    kind: str, choice: Choice, parts: Any, family: Family | None = None, field: str = ""
+) -> Any:
+    """The part that is ``chosen``, made of its options and ``parts``."""
+    found = chosen(kind, choice, family, field)
+    if found is None:
+        return None
+    cls, options = found
+    with _inside(field or f"control.{kind}"):
+        return cls(options, parts)
+
+
+@contextlib.contextmanager
+def _inside(field: str) -> Iterator[None]:
+    """Errors of a part name its own keys; ``use`` stands for the choice of it."""
     try:
-        return cls(from_table(cls.Options, choice.options), parts)
+        yield
     except FieldError as error:
         if error.field.startswith("control."):
             raise
-        raise FieldError(f"{field}.{error.field}", error.message) from error
+        inside = field if error.field == "use" else f"{field}.{error.field}"
+        raise FieldError(inside, error.message) from error

@@ -24,9 +24,6 @@ from stepserve.core.plan import Slot
 from stepserve.core.protocols import KvPages, StepPredictor
 from stepserve.core.request import Family
 from stepserve.cost.batch_profile import BatchProfile
-from stepserve.cost.boosted_steps import HEALING_RATE, BoostedSteps, StepModel
-from stepserve.cost.output_length import ClassMean, Hinted
-from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
 from stepserve.cost.step_table import StepProfile, StepProfiles
 from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.ar_profiling import measure_grid
@@ -39,8 +36,10 @@ from stepserve.engine.workers import (
     Setup,
     prepare,
 )
+from stepserve.families.assemble import FAMILIES
 from stepserve.families.autoregressive import AUTOREGRESSIVE
 from stepserve.families.diffusion import DIFFUSION
+from stepserve.families.forecasts import make_forecast, parts_of
 from stepserve.families.setup import SchedulerSetup
 
 from .hub import is_hub_name, snapshot
@@ -79,9 +78,8 @@ class Recipe:
 
     def predictor(self) -> StepPredictor:
         """A fresh predictor of what requests still need."""
-        if self.setup.family is Family.AUTOREGRESSIVE:
-            return Hinted(ClassMean())
-        return step_predictor(self.config)
+        parts = parts_of(model_folder(self.config.model))
+        return make_forecast(FAMILIES[self.setup.family], self.config.predictor, parts)
 
     def instance(
         self,
@@ -218,8 +216,6 @@ def _ar(config: ServeConfig, loaded: LoadedModel) -> SchedulerSetup:
     measured now, on an instance of the lowest degree; in any case the schedulers correct
     theirs while they serve, each degree its own.
     """
-    if config.predictor not in ("auto", "mean"):
-        raise FieldError("predictor", "trained ones are of diffusion models")
     if config.log_steps:
         raise FieldError("log_steps", "step logs are of diffusion models: they train predictors")
     if config.control.plans:
@@ -355,16 +351,3 @@ def _known(config: ServeConfig, loaded: LoadedModel, degree: int) -> bool:
     except FieldError:
         return False
     return loaded.family is Family.AUTOREGRESSIVE or _step_profile_path(config, degree).is_file()
-
-
-def step_predictor(config: ServeConfig) -> StepPredictor:
-    """The trained predictor of the model's folder, else mean yields (measured, or published).
-
-    Raises FieldError if the trained one is asked for and there is none.
-    """
-    folder = model_folder(config.model)
-    trained = folder / "step_predictor.txt"
-    if config.predictor == "boosted" or (config.predictor == "auto" and trained.is_file()):
-        return BoostedSteps(StepModel.load(trained), HEALING_RATE)
-    path = folder / "yields.json"
-    return MeanYield(Yields.load(path) if path.is_file() else PUBLISHED)

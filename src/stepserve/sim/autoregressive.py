@@ -15,14 +15,15 @@ from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec, Link
-from stepserve.core.protocols import CostModel, StepPredictor
+from stepserve.core.protocols import CostModel
 from stepserve.core.request import Family, Request
 from stepserve.core.step import Mix
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.batch_table import BatchTable
 from stepserve.cost.boosted_steps import StepModel
-from stepserve.cost.output_length import ClassMean, MaxTokens
+from stepserve.cost.forecast_parts import ForecastParts
 from stepserve.cost.roofline import roofline_on_a100
+from stepserve.families.forecasts import make_forecast
 
 from .a100 import A100Truth, ModelShape, known_models, model_shape
 from .ar_executors import ArExecutors
@@ -146,7 +147,6 @@ class AutoregressiveSimulation(Simulation):
     """See ``Simulation``."""
 
     unused = ("request", "learn_steps", "accuracy_points_lost")
-    predictors = ("known", "class_mean", "longest")
 
     def __init__(
         self, experiment: Experiment, point: Point, model: StepModel | None = None
@@ -171,7 +171,8 @@ class AutoregressiveSimulation(Simulation):
         executors = ArExecutors(lengths.__getitem__)
         self.executors = executors
         self.gaps = [n - 1 for n in lengths]
-        self.predictor = self._predictor(executors)
+        parts = ForecastParts(truths=executors.truths, seed=point.seed)
+        self.predictor = make_forecast(self.family, system.predictor, parts)
         learns = not isinstance(self.predictor, KnownLengths)
         self.learn = (self.predictor.learn,) if learns else ()
         kv_bytes = self._of(self.specs[0]).profile.line.kv_bytes_per_token
@@ -231,15 +232,6 @@ class AutoregressiveSimulation(Simulation):
             )
             for r, slo_class in zip(drawn, chosen, strict=True)
         ], [r.output_tokens for r in drawn]
-
-    def _predictor(self, executors: ArExecutors) -> StepPredictor:
-        if is_outside("forecast", self.system.predictor):
-            return self.outside_predictor()
-        if self.system.predictor == "class_mean":
-            return ClassMean()
-        if self.system.predictor == "longest":
-            return MaxTokens()
-        return KnownLengths(executors, self.system.sigma_tokens, self.point.seed)
 
     def _fresh_table(self, spec: InstanceSpec) -> BatchTable:
         return self._of(spec).profile.cost_model((spec.tp_degree,))

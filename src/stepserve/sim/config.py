@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepserve.core.config import ControlConfig
+from stepserve.core.config import Choice, ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope
 
@@ -226,11 +226,12 @@ class RequestOptions:
 class System:
     """A named way to serve: policies, predictor, and what an instance can hold.
 
-    ``predictor`` of diffusion steps: ``mean`` (yields of the model), ``boosted`` (trees trained on
-    simulated step logs), ``oracle`` (the truth); of output lengths: ``known`` (the true length and
-    noise of ``sigma_tokens``), ``class_mean`` (learnt from those that ended), ``longest`` (the
-    limit). ``learn_steps``: whether schedulers correct their step table. ``kv_tokens``: positions
-    of keys and values that fit beside the weights of one GPU; 0: as the model says.
+    ``predictor``: a forecast by name. Of diffusion steps: ``mean`` (yields of the model),
+    ``boosted`` (trees trained on simulated step logs), ``oracle`` (the truth); of output lengths:
+    ``known`` (the true length and noise of ``sigma_tokens``), ``class_mean`` (learnt from those
+    that ended), ``longest`` (the limit). ``learn_steps``: whether schedulers correct their step
+    table. ``kv_tokens``: positions of keys and values that fit beside the weights of one GPU; 0:
+    as the model says.
     ``admitted_per_gpu`` sets ``control.admitted_limit`` from the cluster's size, at least 50
     (DiLaServe B1: 50 at 4 GPUs, 100 at 16); 0 for none. ``link_bytes_per_s``: in place of the
     setting's, if not 0. ``accuracy_points_lost``: percentage points that the request's refresh
@@ -240,21 +241,20 @@ class System:
 
     control: ControlConfig = field(default_factory=ControlConfig)
     request: RequestOptions = field(default_factory=RequestOptions)
-    predictor: str = "boosted"
+    predictor: Choice = field(default_factory=lambda: Choice("boosted", {"healing_rate": 0.0}))
     learn_steps: bool = True
     kv_tokens: int = 0
     page_tokens: int = 16
     max_running_requests: int = 32
     admitted_per_gpu: float = 0.0
     accuracy_points_lost: float = 0.0
-    sigma_tokens: float = 0.0
     link_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises FieldError naming what makes no sense."""
         positive("system", self, "page_tokens", "max_running_requests")
         not_negative("system", self, "kv_tokens", "admitted_per_gpu", "accuracy_points_lost")
-        not_negative("system", self, "sigma_tokens", "link_bytes_per_s")
+        not_negative("system", self, "link_bytes_per_s")
 
     def control_for(self, gpus: int) -> ControlConfig:
         """The policies on a cluster of this size."""

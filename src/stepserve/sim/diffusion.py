@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
@@ -26,12 +27,14 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.cost.boosted_fit import train
-from stepserve.cost.boosted_steps import BoostedSteps, StepModel
+from stepserve.cost.boosted_steps import StepModel
 from stepserve.cost.features import training_rows
-from stepserve.cost.remaining_steps import PUBLISHED, MeanYield, Yields
+from stepserve.cost.forecast_parts import ForecastParts
+from stepserve.cost.remaining_steps import PUBLISHED, Yields
 from stepserve.cost.step_log import StepLog, read_step_logs
 from stepserve.cost.step_table import StepProfile, StepProfiles, StepTable
 from stepserve.families.assemble import make_planner
+from stepserve.families.forecasts import make_forecast
 from stepserve.families.programs.diffusion import DiffusionProgram
 
 from .config import RequestOptions, Setting
@@ -39,9 +42,7 @@ from .datasets import DATASETS, SimRequest, poisson, published_run
 from .executors import Executors, TraceExecutors
 from .experiment import Experiment
 from .known_steps import KnownSteps
-from .oracle import Oracle
 from .outcomes import MEAN_STEPS, THRESHOLDS, RecordedCounts, TraceOutcomes
-from .outside import is_outside
 from .profiles import profiles
 from .quality import ACCURACY_KIND, accuracy_proxy
 from .record import DiffusionRecord, RequestRecord
@@ -203,11 +204,13 @@ def _usual(experiment: Experiment) -> str:
     return published_run(experiment.setting.model, name).gpu
 
 
+LEARN_NOTHING = (Choice("oracle"), Choice("boosted", {"healing_rate": 0.0}))
+
+
 class DiffusionSimulation(Simulation):
     """See ``Simulation``."""
 
-    unused = ("sigma_tokens", "link_bytes_per_s")
-    predictors = ("mean", "boosted", "oracle")
+    unused = ("link_bytes_per_s",)
 
     def __init__(
         self,
@@ -231,8 +234,8 @@ class DiffusionSimulation(Simulation):
         self._known = {one: KnownSteps(tables) for one, tables in self._tables.items()}
         self.truth = per_instance(self.specs, self._true, self.alike)
         self.predictor = self._predictor(model)
-        fixed = self.system.predictor in ("boosted", "oracle")
-        self.learn = () if fixed else (self.predictor.learn,)
+        learns = self.system.predictor not in LEARN_NOTHING
+        self.learn = (self.predictor.learn,) if learns else ()
         self.planner = make_planner(self.family, self.control)
         if self.planner is not None and not self.alike:
             raise FieldError("setting.instances", "a planner needs instances of one hardware")
@@ -275,16 +278,9 @@ class DiffusionSimulation(Simulation):
         return profiles(hardware, self.experiment.setting.model, sorted(needed))
 
     def _predictor(self, model: StepModel | None) -> StepPredictor:
-        if is_outside("forecast", self.system.predictor):
-            return self.outside_predictor()
-        if self.system.predictor == "mean":
-            return MeanYield(self.load.yields)
-        if self.system.predictor == "oracle":
-            if not isinstance(self.executors, TraceExecutors):
-                raise FieldError("predictor", "only a trace knows its end: no oracle here")
-            return Oracle(self.executors)
-        assert model is not None, "the boosted predictor was trained before"
-        return BoostedSteps(model)
+        truths = self.executors.truths if isinstance(self.executors, TraceExecutors) else None
+        parts = ForecastParts(self.load.yields, model, truths=truths, seed=self.point.seed)
+        return make_forecast(self.family, self.system.predictor, parts)
 
     def _true(self, spec: InstanceSpec) -> CostModel:
         return self._known[self._hardware[spec.id]]

@@ -11,14 +11,14 @@ upward.
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check
 from stepserve.core.forecast import StepForecast
 from stepserve.core.protocols import StepPredictor
-from stepserve.core.request import Progress, Request
+from stepserve.core.request import Family, Progress, Request
 from stepserve.core.step import Step, StepOutcome
-
-from .ar_executors import ArExecutors
+from stepserve.cost.forecast_parts import ForecastParts
 
 LEAST_LEFT_TOKENS = 32
 LEAST_LEFT_SHARE = 0.1
@@ -29,20 +29,33 @@ tokens and a tenth of what it has (DynaServe 3.6)."""
 class KnownLengths(StepPredictor):
     """A ``StepPredictor`` over the truths of ``ArExecutors``; one step is one output token."""
 
-    def __init__(self, executors: ArExecutors, sigma_tokens: float = 0.0, seed: int = 0) -> None:
-        """Raises FieldError for a spread that makes no sense."""
-        if not 0.0 <= sigma_tokens < math.inf:
-            raise FieldError("sigma_tokens", "must be finite and not negative")
-        self._executors = executors
-        self._sigma_tokens = sigma_tokens
-        self._seed = seed
+    family = Family.AUTOREGRESSIVE
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """``sigma_tokens``: standard deviation of the error; 0 for none."""
+
+        sigma_tokens: float = 0.0
+
+        def __post_init__(self) -> None:
+            """Raises FieldError for a spread that makes no sense."""
+            makes_sense = 0.0 <= self.sigma_tokens < math.inf
+            check(makes_sense, "sigma_tokens", "must be finite and not negative")
+
+    def __init__(self, options: Options, parts: ForecastParts) -> None:
+        """Raises FieldError where nothing knows the truth."""
+        if parts.truths is None:
+            raise FieldError("use", "only a simulation knows lengths before")
+        self._truths = parts.truths
+        self._sigma_tokens = options.sigma_tokens
+        self._seed = parts.seed
         self._errors: dict[str, float] = {}
 
     def remaining_steps(
         self, request: Request, progress: Progress, thresholds: Sequence[float]
     ) -> StepForecast:
         """Output tokens left, at least 1, the same at each threshold."""
-        length = self._executors.truths[request.id].output_tokens + self._error(request.id)
+        length = self._truths[request.id].output_tokens + self._error(request.id)
         emitted = progress.emitted
         left = length - emitted
         if left <= 0.0:

@@ -1,11 +1,10 @@
-"""Workloads, hardware and forecasts of other packages, by name or as ``package.module:Class``.
+"""Workloads and hardware of other packages, by name or as ``package.module:Class``.
 
 Each is a class with ``Options`` and the constructor ``(options, parts)``, as policies are
 (``families/registry``); here ``options`` are the defaults, and ``parts`` is ``None``. What it has:
 
 - a workload: ``lengths(count, seed)``, the prompt and output tokens of the first so many requests;
-- hardware: ``profile(model, degree)``, a ``StepProfile`` (diffusion) or a ``BatchProfile``;
-- a forecast: what a ``StepPredictor`` has.
+- hardware: ``profile(model, degree)``, a ``StepProfile`` (diffusion) or a ``BatchProfile``.
 """
 
 from typing import Any

@@ -18,6 +18,7 @@ from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.boosted_steps import StepModel
 from stepserve.cost.step_table import StepProfiles
 from stepserve.families.assemble import FAMILIES, assemble_global, assemble_local
+from stepserve.families.registry import chosen
 from stepserve.families.setup import SchedulerSetup
 
 from .config import System
@@ -25,7 +26,6 @@ from .executors import Executors
 from .experiment import Experiment
 from .faults import Faults
 from .instance import Learn, OnHandled, Timed, untimed
-from .outside import is_outside, outside
 from .record import RequestRecord
 from .transfers import Transfers
 from .world import World
@@ -48,11 +48,10 @@ class Point:
 class Simulation(ABC):
     """A cluster, its schedulers, and its requests, before they meet in a world.
 
-    ``unused``: fields of ``System`` without effect in this family. ``predictors`` are known.
+    ``unused``: fields of ``System`` without effect in this family.
     """
 
     unused: ClassVar[tuple[str, ...]]
-    predictors: ClassVar[tuple[str, ...]]
 
     requests: Sequence[Request]
     specs: tuple[InstanceSpec, ...]
@@ -78,11 +77,7 @@ class Simulation(ABC):
         """Raises FieldError for what this family cannot simulate, before anything is run."""
         usual = System()
         for name, system in experiment.systems.items():
-            if system.predictor not in cls.predictors and not is_outside(
-                "forecast", system.predictor
-            ):
-                known = ", ".join(cls.predictors)
-                raise FieldError(f"system.{name}.predictor", f"must be one of {known}")
+            chosen("forecast", system.predictor, experiment.family, f"system.{name}.predictor")
             for option in cls.unused:
                 if getattr(system, option) != getattr(usual, option):
                     what = f"has no effect on {experiment.family} models"
@@ -93,12 +88,6 @@ class Simulation(ABC):
                 FAMILIES[experiment.family].resolved(system.control)
             except FieldError as error:
                 raise FieldError(f"system.{name}.{error.field}", error.message) from error
-
-    def outside_predictor(self) -> StepPredictor:
-        """The predictor of another package."""
-        name = self.system.predictor
-        made: StepPredictor = outside("forecast", name, f"system.{self.point.chosen}.predictor")
-        return made
 
     def new_global(self) -> GlobalScheduler:
         """A fresh scheduler of the cluster."""

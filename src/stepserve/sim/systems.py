@@ -48,7 +48,6 @@ _PUBLISHED = System(
         predict_every_tokens=8,
         report_every_s=0.1,
     ),
-    predictor="boosted",
     learn_steps=False,
     max_running_requests=256,
     admitted_per_gpu=100 / 16,
@@ -75,7 +74,7 @@ _FIXED = replace(
         migration=Choice("none"),
         predict_every_tokens=NEVER,
     ),
-    predictor="mean",
+    predictor=Choice("mean"),
 )
 
 _STEPSERVE = System(
@@ -101,7 +100,7 @@ DIFFUSION: Mapping[str, System] = {
     "dilaserve-no-load-control": _variant(_PUBLISHED, load_control=Choice("none")),
     "dilaserve-no-slo-aware": _variant(_PUBLISHED, threshold=Choice("at_cap")),
     "dilaserve-one-shot": _variant(_PUBLISHED, predict_every_tokens=NEVER),
-    "dilaserve-oracle": replace(_PUBLISHED, predictor="oracle"),
+    "dilaserve-oracle": replace(_PUBLISHED, predictor=Choice("oracle")),
     "dilaserve-no-migration": _variant(_PUBLISHED, migration=Choice("none")),
     "dilaserve-any-step-migration": _variant(
         _PUBLISHED, migration=Choice("any_step", {"gain": 0.0})
@@ -159,7 +158,7 @@ _PLAIN = System(
         predict_every_tokens=8,
         report_every_s=0.05,
     ),
-    predictor="known",
+    predictor=Choice("known"),
     max_running_requests=256,
 )
 """Reports every 50 ms (DynaServe 3.4)."""
@@ -208,11 +207,13 @@ AUTOREGRESSIVE: Mapping[str, System] = {
         for gb in (1, 3, 10, 100)
     },
     **{
-        f"dynaserve-sigma{tokens}": replace(_DYNASERVE, sigma_tokens=float(tokens))
+        f"dynaserve-sigma{tokens}": replace(
+            _DYNASERVE, predictor=Choice("known", {"sigma_tokens": float(tokens)})
+        )
         for tokens in (25, 50, 100, 200)
     },
-    "dynaserve-class-mean": replace(_DYNASERVE, predictor="class_mean"),
-    "dynaserve-longest": replace(_DYNASERVE, predictor="longest"),
+    "dynaserve-class-mean": replace(_DYNASERVE, predictor=Choice("class_mean")),
+    "dynaserve-longest": replace(_DYNASERVE, predictor=Choice("longest")),
     "stepserve": _AGE_BUDGET,
 }
 """Name -> system. Pairs: 56 are all ordered ones of eight instances."""
@@ -224,7 +225,7 @@ SYSTEMS: Mapping[Family, Mapping[str, System]] = {
 
 FRESH: Mapping[Family, System] = {
     Family.DIFFUSION: System(),
-    Family.AUTOREGRESSIVE: System(predictor="known", max_running_requests=256),
+    Family.AUTOREGRESSIVE: System(predictor=Choice("known"), max_running_requests=256),
 }
 """What a system without a base starts from."""
 

@@ -29,11 +29,9 @@ def test_planning_and_logs_are_options():
     words = ["--planner", "greedy", "--plan-every", "20", "--events", "e.gz", "--log-steps", "s.gz"]
     config = configured(*words, "--predictor", "mean", "--migration", "none")
     assert (config.control.planner, config.control.plan_every_s) == (Choice("greedy"), 20.0)
-    assert (config.events, config.log_steps, config.predictor) == ("e.gz", "s.gz", "mean")
+    assert (config.events, config.log_steps, config.predictor.use) == ("e.gz", "s.gz", "mean")
     assert config.control.migration == Choice("none")
     assert not configured().control.plans
-    with pytest.raises(FieldError, match="predictor: not in auto, mean, boosted"):
-        configured("--predictor", "oracle")
 
 
 def test_a_layout_is_a_list_of_degrees():

@@ -15,9 +15,14 @@ from stepserve.cost.boosted_fit import predictions, study, train, wmape, wmape_b
 from stepserve.cost.boosted_steps import BoostedSteps, StepModel, Trees, new_row
 from stepserve.cost.features import FEATURE_SETS, feature_matrix, training_rows
 from stepserve.cost.step_log import read_step_logs
+from support.parts import make_forecast
 from support.step_logs import make_request, make_step, run_request, write_log
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
+
+
+def boosted(trees, healing_rate=0.0):
+    return make_forecast(BoostedSteps, trees=trees, healing_rate=healing_rate)
 
 
 def rows_of(folder, seed, requests, **how):
@@ -89,7 +94,10 @@ def test_rows_asked_one_by_one_get_the_librarys_answers(full, early, features):
 
 def test_what_is_served_is_what_was_measured(model, full):
     rows = full[1]
-    served, expected = BoostedSteps(model), predictions(model, rows)
+    served, expected = (
+        boosted(model),
+        predictions(model, rows),
+    )
     for i in range(0, len(expected), 17):
         request = make_request("r", int(rows.rows.limit_tokens[i]))
         threshold = float(rows.rows.threshold[i])
@@ -137,12 +145,14 @@ def predictors(model, early):
     made = {}
     for natural, trained in ((False, model), (True, train(early))):
         for healing in (0.0, 0.5):
-            made[natural, healing] = BoostedSteps(trained, healing)
+            made[natural, healing] = make_forecast(
+                BoostedSteps, trees=trained, healing_rate=healing
+            )
     return made
 
 
 def test_the_first_forecast_ignores_confidence_and_prompt(model):
-    served = BoostedSteps(model)
+    served = boosted(model)
     request = make_request("r", 128)
     first = served.remaining_steps(request, Progress(settled=50), THRESHOLDS)
     longer = dataclasses.replace(request, prompt_tokens=300)
@@ -152,7 +162,7 @@ def test_the_first_forecast_ignores_confidence_and_prompt(model):
 
 
 def test_output_length_is_foretold_where_requests_end_early(early):
-    served = BoostedSteps(train(early))
+    served = boosted(train(early))
     errors, plain, limits = [], [], early.rows.limit_tokens
     for i in range(0, len(limits), 5):
         request = make_request("r", int(limits[i]))
@@ -163,7 +173,7 @@ def test_output_length_is_foretold_where_requests_end_early(early):
 
 
 def test_a_clients_hint_sets_the_reach(early):
-    served = BoostedSteps(train(early))
+    served = boosted(train(early))
     told = make_request("r", 256, expected_output_tokens=200)
     untold = make_request("r", 256)
     steps = [served.remaining_steps(r, Progress(50), (0.9,)).steps[0] for r in (told, untold)]
@@ -186,20 +196,35 @@ def errors_over(predictor, rng, requests, pace, teach):
 
 
 def test_a_wrong_model_heals_if_asked_to(model):
-    plain, healing = BoostedSteps(model), BoostedSteps(model, healing_rate=0.2)
+    plain, healing = (
+        boosted(model),
+        boosted(model, 0.2),
+    )
     for predictor in (plain, healing):
         errors_over(predictor, random.Random(5), 100, pace=2.0, teach=True)
     wrong = errors_over(plain, random.Random(6), 40, pace=2.0, teach=False)
     healed = errors_over(healing, random.Random(6), 40, pace=2.0, teach=False)
-    never = errors_over(BoostedSteps(model), random.Random(6), 40, pace=2.0, teach=False)
+    never = errors_over(
+        boosted(model),
+        random.Random(6),
+        40,
+        pace=2.0,
+        teach=False,
+    )
     assert wrong == never
     assert healed < 0.7 * wrong
 
 
 def test_a_right_model_is_not_spoiled_by_healing(model):
-    healing = BoostedSteps(model, healing_rate=0.05)
+    healing = boosted(model, 0.05)
     errors_over(healing, random.Random(5), 100, pace=1.0, teach=True)
-    before = errors_over(BoostedSteps(model), random.Random(6), 40, pace=1.0, teach=False)
+    before = errors_over(
+        boosted(model),
+        random.Random(6),
+        40,
+        pace=1.0,
+        teach=False,
+    )
     assert errors_over(healing, random.Random(6), 40, pace=1.0, teach=False) < 1.15 * before
 
 
@@ -212,8 +237,11 @@ def test_a_right_model_is_not_spoiled_by_healing(model):
     ],
 )
 def test_requests_that_say_nothing_about_the_model_teach_nothing(model, last):
-    healing, request = BoostedSteps(model, healing_rate=0.5), make_request("r", 128)
-    expected = BoostedSteps(model).remaining_steps(request, Progress(50), THRESHOLDS)
+    healing, request = (
+        boosted(model, 0.5),
+        make_request("r", 128),
+    )
+    expected = boosted(model).remaining_steps(request, Progress(50), THRESHOLDS)
     step = make_step(request, 0.9)
     for _ in range(20):
         healing.learn(request, Progress(50), StepOutcome(request.id, 9, 9), step)
@@ -222,8 +250,11 @@ def test_requests_that_say_nothing_about_the_model_teach_nothing(model, last):
 
 
 def test_capped_requests_teach_nothing(model):
-    healing, request = BoostedSteps(model, healing_rate=0.5), make_request("r", 128)
-    expected = BoostedSteps(model).remaining_steps(request, Progress(50), THRESHOLDS)
+    healing, request = (
+        boosted(model, 0.5),
+        make_request("r", 128),
+    )
+    expected = boosted(model).remaining_steps(request, Progress(50), THRESHOLDS)
     capped, step = make_request("r", 128, max_steps_per_block=1), make_step(request, 0.9)
     ended = StepOutcome(request.id, 9, 9, FinishReason.STOP)
     healing.learn(capped, Progress(50), ended, step)

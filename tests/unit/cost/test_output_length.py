@@ -8,6 +8,7 @@ from stepserve.core.errors import FieldError
 from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.step import Step, StepKind, StepOutcome
 from stepserve.cost.output_length import ClassMean, Hinted, MaxTokens
+from support.parts import make_forecast
 
 
 def make(prompt=100, limit=1000, hint=None):
@@ -30,26 +31,26 @@ def tell(predictor, request, emitted, finished):
 
 def test_the_limit_the_hint_or_the_mean():
     request = make(limit=300, hint=40)
-    assert ask(MaxTokens(), request) == ((1.0,), (300.0,), 300.0, 0)
-    assert ask(Hinted(MaxTokens()), request) == ((1.0,), (40.0,), 40.0, 0)
-    assert ask(Hinted(ClassMean(70.0)), make()) == ((1.0,), (70.0,), 70.0, 0)
+    assert ask(make_forecast(MaxTokens), request) == ((1.0,), (300.0,), 300.0, 0)
+    assert ask(make_forecast(Hinted), request) == ((1.0,), (40.0,), 40.0, 0)
+    assert ask(make_forecast(Hinted, output_tokens=70.0), make()) == ((1.0,), (70.0,), 70.0, 0)
 
 
 def test_what_is_emitted_is_no_longer_to_come():
     request = make(hint=40)
-    assert ask(Hinted(MaxTokens()), request, emitted=15, steps=17) == ((1.0,), (25.0,), 40.0, 17)
+    assert ask(make_forecast(Hinted), request, emitted=15, steps=17) == ((1.0,), (25.0,), 40.0, 17)
 
 
 def test_a_request_that_outlives_its_forecast_has_a_tenth_left_and_32_at_least():
     """DynaServe 3.6, over-run."""
     request = make(limit=2000, hint=40)
-    assert ask(Hinted(MaxTokens()), request, emitted=40).steps == (32.0,)
-    assert ask(Hinted(MaxTokens()), request, emitted=1000).output_tokens == 1100.0
-    assert ask(Hinted(MaxTokens()), request, emitted=1995).output_tokens == 2000.0
+    assert ask(make_forecast(Hinted), request, emitted=40).steps == (32.0,)
+    assert ask(make_forecast(Hinted), request, emitted=1000).output_tokens == 1100.0
+    assert ask(make_forecast(Hinted), request, emitted=1995).output_tokens == 2000.0
 
 
 def test_short_and_long_prompts_have_means_of_their_own():
-    predictor, rng = ClassMean(), random.Random(1)
+    predictor, rng = make_forecast(ClassMean), random.Random(1)
     for _ in range(400):
         tell(predictor, make(prompt=100), rng.randrange(280, 321), FinishReason.STOP)
         tell(predictor, make(prompt=3000), rng.randrange(20, 41), FinishReason.STOP)
@@ -60,7 +61,7 @@ def test_short_and_long_prompts_have_means_of_their_own():
 
 
 def test_a_class_starts_from_all_the_others():
-    predictor = ClassMean()
+    predictor = make_forecast(ClassMean)
     for _ in range(300):
         tell(predictor, make(prompt=100), 50, FinishReason.STOP)
     tell(predictor, make(prompt=3000), 50, FinishReason.STOP)
@@ -69,7 +70,7 @@ def test_a_class_starts_from_all_the_others():
 
 def test_ends_at_the_limit_are_lower_bounds_not_lengths():
     """Every token is the last with 1 %: the mean is 100, whatever the limit cuts off."""
-    predictor, rng = ClassMean(), random.Random(4)
+    predictor, rng = make_forecast(ClassMean), random.Random(4)
     errors = []
     for turn in range(3000):
         natural = 1 + int(rng.expovariate(1 / 99.5))
@@ -82,7 +83,7 @@ def test_ends_at_the_limit_are_lower_bounds_not_lengths():
 
 def test_where_all_end_at_their_limit_the_limit_is_expected():
     """So it is where a client ignores the end of text; after a few requests, not at once."""
-    predictor = ClassMean(50.0)
+    predictor = make_forecast(ClassMean, output_tokens=50.0)
     for _ in range(40):
         tell(predictor, make(limit=64), 64, FinishReason.LENGTH)
     for limit in (16, 64, 500):
@@ -90,14 +91,14 @@ def test_where_all_end_at_their_limit_the_limit_is_expected():
 
 
 def test_cancelled_failed_and_running_requests_teach_nothing():
-    predictor = ClassMean(70.0)
+    predictor = make_forecast(ClassMean, output_tokens=70.0)
     for reason in (None, FinishReason.CANCELLED, FinishReason.ERROR):
         tell(predictor, make(), 5, reason)
     assert ask(predictor, make()).output_tokens == 70.0
 
 
 def test_requests_with_a_hint_teach_the_others():
-    predictor = Hinted(ClassMean(70.0))
+    predictor = make_forecast(Hinted, output_tokens=70.0)
     for _ in range(200):
         tell(predictor, make(hint=10), 30, FinishReason.STOP)
     assert ask(predictor, make()).output_tokens == pytest.approx(30, rel=0.05)
@@ -105,7 +106,7 @@ def test_requests_with_a_hint_teach_the_others():
 
 def test_a_start_of_no_tokens_is_refused():
     with pytest.raises(FieldError, match="output_tokens"):
-        ClassMean(0.5)
+        make_forecast(ClassMean, output_tokens=0.5)
 
 
 ends = st.lists(
@@ -121,11 +122,11 @@ hints = st.none() | st.integers(1, 9000)
 
 @given(ends, st.integers(1, 40000), st.integers(1, 5000), hints, st.data())
 def test_forecasts_lie_between_what_is_emitted_and_the_limit(seen, prompt, limit, hint, data):
-    predictor = Hinted(ClassMean())
+    predictor = make_forecast(Hinted)
     for length, emitted, reason in seen:
         tell(predictor, make(prompt=length, limit=5000), emitted, reason)
     emitted = data.draw(st.integers(0, limit - 1))
-    for one in (predictor, MaxTokens()):
+    for one in (predictor, make_forecast(MaxTokens)):
         forecast = ask(one, make(prompt, limit, hint), emitted, steps=7)
         assert max(1, emitted) <= forecast.output_tokens <= limit
         assert forecast.steps == (max(1.0, forecast.output_tokens - emitted),)

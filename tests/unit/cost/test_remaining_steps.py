@@ -6,7 +6,12 @@ from stepserve.core.errors import FieldError
 from stepserve.core.request import FinishReason, Progress
 from stepserve.core.step import Step, StepKind, StepOutcome
 from stepserve.cost.remaining_steps import MeanYield, Yields
+from support.parts import make_forecast
 from support.toy_world import YIELDS, make_request
+
+
+def mean():
+    return make_forecast(MeanYield, YIELDS)
 
 
 def forecast(predictor, settled=0, steps=0, output=100, thresholds=(0.9, 0.8, 0.5)):
@@ -16,21 +21,21 @@ def forecast(predictor, settled=0, steps=0, output=100, thresholds=(0.9, 0.8, 0.
 
 
 def test_tokens_left_over_tokens_per_step_with_interpolation():
-    first = forecast(MeanYield(YIELDS))  # 40 tokens expected; 2, 2.5 and 4 per step
+    first = forecast(mean())  # 40 tokens expected; 2, 2.5 and 4 per step
     assert first.steps == pytest.approx((20.0, 16.0, 10.0))
     assert first.output_tokens == 40.0
-    assert forecast(MeanYield(YIELDS), settled=20, steps=9).at_steps == 9
-    assert forecast(MeanYield(YIELDS), output=10).steps == pytest.approx((5.0, 4.0, 2.5))
+    assert forecast(mean(), settled=20, steps=9).at_steps == 9
+    assert forecast(mean(), output=10).steps == pytest.approx((5.0, 4.0, 2.5))
 
 
 def test_a_request_that_outlives_the_mean_still_has_steps_left():
-    late = forecast(MeanYield(YIELDS), settled=60)
+    late = forecast(mean(), settled=60)
     assert late.output_tokens == 80.0
     assert min(late.steps) >= 1.0
 
 
 def test_both_means_are_learned():
-    predictor = MeanYield(YIELDS)
+    predictor = mean()
     request = make_request()
     step = Step(request.id, StepKind.CACHED, 16, 68, 0.9)
     for _ in range(500):
@@ -40,7 +45,7 @@ def test_both_means_are_learned():
 
 
 def test_a_clients_own_caps_teach_nothing_but_bound_the_forecast():
-    predictor = MeanYield(YIELDS)
+    predictor = mean()
     request = make_request()
     step = Step(request.id, StepKind.CACHED, 16, 68, 0.9)
     for _ in range(500):
@@ -48,7 +53,7 @@ def test_a_clients_own_caps_teach_nothing_but_bound_the_forecast():
         predictor.learn(request, Progress(settled=20), capped, step)
         short = StepOutcome(request.id, 2, 4, FinishReason.LENGTH)
         predictor.learn(request, Progress(settled=20), short, step)
-    assert forecast(predictor) == forecast(MeanYield(YIELDS))
+    assert forecast(predictor) == forecast(mean())
     few = dataclasses.replace(request.diffusion, max_forwards=5, max_steps_per_block=2)
     bounded = dataclasses.replace(request, diffusion=few)
     steps = predictor.remaining_steps(bounded, Progress(settled=20), (0.9, 0.5)).steps

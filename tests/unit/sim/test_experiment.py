@@ -98,7 +98,7 @@ WRONG = [
     ({"system__mine__base": "nobody"}, "system.mine.base"),
     ({"system__infaas__control__treshold": "fixed"}, "system.infaas.control.tr"),
     ({"system__infaas__predictor": "guess"}, "system.infaas.predictor"),
-    ({"system__infaas__sigma_tokens": 5.0}, "system.infaas.sigma_tokens"),
+    ({"system__infaas__predictor": {"sigma_tokens": 5.0}}, "system.infaas.predictor.sigma_tokens"),
     ({"system__infaas__request__on_miss": "weep"}, "request.on_miss"),
     ({"setting__nodes": [], "setting__instances": 2, "system__infaas__control__planner": "greedy"},
      "system.infaas.control.planner"),

@@ -56,12 +56,9 @@ class Card:
 
 
 class Longest(MaxTokens):
-    """A forecast."""
+    """A forecast for both families."""
 
-    Options = NoOptions
-
-    def __init__(self, options, parts):
-        """Nothing."""
+    family = None
 
 
 def experiment(model, **changes):
