@@ -15,7 +15,7 @@ from stepserve.families.registry import build, names
 
 def is_outside(kind: str, name: str) -> bool:
     """Whether a name is not one of ours."""
-    return ":" in name or name in names(kind)
+    return ":" in name or (bool(name) and name in names(kind))
 
 
 def outside(kind: str, name: str, field: str) -> Any:
