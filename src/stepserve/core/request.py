@@ -24,6 +24,9 @@ class OnMiss(StrEnum):
     REJECT = "reject"  # refuse at admission if predicted to miss; then as degrade
 
 
+_BEST_EFFORT = OnMiss.BEST_EFFORT  # asked for at every step: an enum is slow to look members up
+
+
 class CacheMode(StrEnum):
     """Which keys and values a diffusion step may reuse (Fast-dLLM; DiLaServe C8)."""
 
@@ -83,7 +86,7 @@ class SLO:
     @property
     def pinned(self) -> bool:
         """Whether the preferred threshold is kept: there is no deadline, or it may be missed."""
-        return self.e2e_s is None or self.on_miss is OnMiss.BEST_EFFORT
+        return self.e2e_s is None or self.on_miss is _BEST_EFFORT
 
     @property
     def targets_s(self) -> dict[str, float]:
