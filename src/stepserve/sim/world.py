@@ -1,6 +1,6 @@
 """A cluster in virtual time: carries out what the schedulers ask, and tells them what happened.
 
-The schedulers are the ones that serve (``control/assemble``); this file only knows how long
+The schedulers are the ones that serve (``families/assemble``); this file only knows how long
 things take. Every message is delivered after a delay, in order per link. A batch takes what
 the true cost model says and does what ``Executors`` says.
 
