@@ -36,7 +36,7 @@ def batch_profile(loaded):
 async def serve(config, loaded, made):
     """All requests at once; every third has a class of its own."""
     async with running_cluster(config, loaded=loaded) as cluster:
-        while len(cluster.loop.scheduler.ledger.instances) < config.instances:
+        while len(cluster.loop.status().instances) < config.instances:
             await asyncio.sleep(0)
         jobs = []
         for index in range(REQUESTS):
