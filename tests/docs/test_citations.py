@@ -1,12 +1,12 @@
 """Citations of the two papers (``DiLaServe B6``, ``DynaServe 3.7``) lead to ``docs/papers.md``."""
 
-import io
 import re
-import tokenize
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from support.prose import prose
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "docs" / "papers.md"
@@ -37,22 +37,6 @@ def bare(text, known):
 
 def documents(text):
     return set(DOCUMENT.findall(text))
-
-
-def prose(path):
-    """Comments and docstrings of a program; otherwise the whole text."""
-    text = path.read_text()
-    if path.suffix == ".py":
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        return "\n".join(
-            token.string
-            for token in tokens
-            if token.type == tokenize.COMMENT
-            or (token.type == tokenize.STRING and token.string.endswith('"""'))
-        )
-    if path.suffix == ".toml":
-        return "\n".join(re.findall(r"#.*", text))
-    return text
 
 
 def entries(text):

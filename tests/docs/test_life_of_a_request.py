@@ -18,11 +18,11 @@ def test_there_are_nine_stops():
 
 @pytest.mark.parametrize("stop", STOPS, ids=[stop.splitlines()[0] for stop in STOPS])
 def test_every_stop_names_a_symbol_and_a_test_for_each_family(stop):
-    for text in stop.split("\n## ")[0].split("**Causal.**", 1):
+    for text in stop.split("\n## ")[0].split("**Autoregressive.**", 1):
         assert re.search(SYMBOL, text)
         (test,) = re.findall(TEST, text, flags=re.MULTILINE)
         assert "def test_" in (ROOT / test).read_text()
-    assert "**Causal.**" in stop
+    assert "**Autoregressive.**" in stop
 
 
 @pytest.mark.parametrize(("module", "path"), re.findall(SYMBOL, TEXT))
