@@ -85,7 +85,7 @@ class RemotePredictor:
         self._learned.append((named, progress, outcome, step))
 
     def take_learned(self, ended: Sequence[RequestId]) -> list[LearnedStep]:
-        """All lessons since the last time; then segments of some requests ended."""
+        """All learned steps since the last time; then segments of some requests ended."""
         learned, self._learned = self._learned, []
         self._told.difference_update(ended)
         return learned

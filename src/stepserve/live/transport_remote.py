@@ -92,7 +92,7 @@ class RemoteHost(threading.Thread):
             logger.exception("the process of instance %s may go on", self.name)
 
     def request(self, named: Request | RequestId) -> Request:
-        """What a lesson is about."""
+        """The request of a learned step."""
         if isinstance(named, Request):
             self._requests[named.id] = named
             return named
