@@ -32,10 +32,11 @@ from stepserve.core.request import (
     Request,
     ThresholdBounds,
 )
+from stepserve.engine.hub import BUNDLED
 from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.live.deploy import Cluster, build_app, build_cluster
-from stepserve.live.families import load, model_folder
 from stepserve.live.frontend import LiveFrontend
+from stepserve.live.instance_factory import make_engine
 from stepserve.metrics.latency import percentile
 
 PROMPT = "Sort up: 5, 3, 8."
@@ -67,7 +68,7 @@ class InstantFrontend(LiveFrontend):
 
 def build(world: str) -> Cluster:
     """The cluster behind the gateway, not started."""
-    cluster = build_cluster(CONFIG, load(CONFIG))
+    cluster = build_cluster(CONFIG, make_engine(CONFIG))
     if world == "engine":
         return cluster
     answer = tokenizer().completion_ids(" red, blue, green")
@@ -75,13 +76,13 @@ def build(world: str) -> Cluster:
 
 
 def tokenizer() -> TextTokenizer:
-    return TextTokenizer.from_folder(model_folder(CONFIG.model))
+    return TextTokenizer.from_folder(BUNDLED)
 
 
 def serve(world: str, port: int) -> None:
     """The server process."""
     cluster = build(world)
-    app = build_app(CONFIG, load(CONFIG), cluster)
+    app = build_app(CONFIG, make_engine(CONFIG).facts, cluster)
 
     async def run() -> None:
         cluster.start()

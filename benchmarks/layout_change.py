@@ -36,9 +36,10 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.engine.bundled.tasks import sample
+from stepserve.engine.hub import BUNDLED
 from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.live.deploy import Cluster, build_cluster
-from stepserve.live.families import describe, load, model_folder
+from stepserve.live.instance_factory import make_engine
 from stepserve.live.transport_ray import RayCluster
 
 TOKENS = 48
@@ -61,11 +62,11 @@ class Answer:
 @contextlib.asynccontextmanager
 async def running(config: ServeConfig) -> AsyncIterator[Cluster]:
     with contextlib.ExitStack() as stack:
-        host, loaded = None, None
+        host = None
         if config.cluster != "local":
             on_ray = stack.enter_context(RayCluster(config))
-            config, host, loaded = on_ray.config, on_ray.transport, describe(on_ray.config)
-        cluster = build_cluster(config, loaded or load(config), host=host)
+            config, host = on_ray.config, on_ray.transport
+        cluster = build_cluster(config, make_engine(config), host=host)
         cluster.start()
         await up(cluster, len(config.degrees))
         try:
@@ -86,7 +87,7 @@ class Load:
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.frontend, self.chance = cluster.frontend, random.Random(seed)
-        tokenizer = TextTokenizer.from_folder(model_folder("bundled"))
+        tokenizer = TextTokenizer.from_folder(BUNDLED)
         self.prompts = [
             tuple(tokenizer.completion_ids(sample(self.chance, evaluation=True).prompt))
             for _ in range(64)

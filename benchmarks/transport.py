@@ -42,11 +42,11 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.engine.bundled.tasks import sample
-from stepserve.engine.loader import LoadedModel
+from stepserve.engine.hub import BUNDLED
 from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.live.deploy import HostInstances, build_cluster
-from stepserve.live.families import describe, load, model_folder
 from stepserve.live.frontend import LiveFrontend
+from stepserve.live.instance_factory import make_engine
 from stepserve.live.transport_ray import RayCluster
 from stepserve.live.wire import Link
 
@@ -58,10 +58,8 @@ LEAST_THROUGHPUT, MOST_LATER_S = 0.95, 0.005
 
 
 @contextlib.asynccontextmanager
-async def running(
-    config: ServeConfig, loaded: LoadedModel, host: HostInstances | None
-) -> AsyncIterator[LiveFrontend]:
-    cluster = build_cluster(config, loaded, host=host)
+async def running(config: ServeConfig, host: HostInstances | None) -> AsyncIterator[LiveFrontend]:
+    cluster = build_cluster(config, make_engine(config), host=host)
     cluster.start()
     while len(cluster.loop.status().instances) < config.instances:
         await asyncio.sleep(0.01)
@@ -128,15 +126,15 @@ def cpu_s(tree: bool) -> float:
 
 
 async def compare(rounds: int, requests: int, messages: int) -> None:
-    tokenizer = TextTokenizer.from_folder(model_folder(CONFIG.model))
+    tokenizer = TextTokenizer.from_folder(BUNDLED)
     chance = random.Random(0)
     prompts = [
         tokenizer.completion_ids(sample(chance, evaluation=True).prompt) for _ in range(requests)
     ]
     with RayCluster(CONFIG) as on_ray:
         config = on_ray.config
-        local = running(replace(config, cluster="local"), load(config), None)
-        remote = running(config, describe(config), on_ray.transport)
+        local = running(replace(config, cluster="local"), None)
+        remote = running(config, on_ray.transport)
         async with local as here, remote as there:
             both = (here, there)
             for frontend in both:  # caches, and the first corrections of the step times

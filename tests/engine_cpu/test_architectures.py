@@ -13,14 +13,15 @@ from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload
 from stepserve.core.request import CacheMode, DiffusionOptions, Family, Progress, Request
+from stepserve.cost.measured_steps import measure_steps
 from stepserve.engine import loader
 from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.ar_offline import generate
 from stepserve.engine.architectures import ARCHITECTURES
 from stepserve.engine.diffusion_executor import DiffusionExecutor
 from stepserve.engine.diffusion_offline import denoise
-from stepserve.engine.diffusion_profiling import measure
 from stepserve.engine.loader import load_model
+from stepserve.engine.torch_engine import facts_of
 from support.checkpoints import CONFIGS, EOS, LLAMA3, MASK, PAD, VOCAB, YARN, write
 from support.slow_models import logits
 
@@ -319,5 +320,6 @@ def test_blocks_are_the_models_own(tmp_path):
 
 def test_a_block_causal_model_is_profiled_with_its_own_steps(tmp_path):
     write(tmp_path, "SDARForCausalLM")
-    executor = DiffusionExecutor(load_model(tmp_path))
-    assert {4, 128, 128 * 32} <= set(measure(executor, 4, repeats=1))
+    loaded = load_model(tmp_path)
+    executor = DiffusionExecutor(loaded)
+    assert {4, 128, 128 * 32} <= set(measure_steps(executor, facts_of(loaded, tmp_path), repeats=1))

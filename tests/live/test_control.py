@@ -22,6 +22,7 @@ from stepserve.live.replay import replay
 from support.live_cluster import (
     assert_at_rest,
     collect,
+    engine_of,
     make_live_request,
     running_cluster,
     tiny_checkpoint,
@@ -35,6 +36,10 @@ LENGTH = 96
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     return load_model(tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+
+
+def build(config, loaded):
+    return build_cluster(config, engine_of(config, loaded))
 
 
 class Scripted:
@@ -187,18 +192,18 @@ async def test_a_loss_in_the_middle_of_a_change_does_not_stop_it(tmp_path, loade
 )
 def test_what_cannot_be_planned_is_refused_at_start(tmp_path, loaded, options, field):
     with pytest.raises(FieldError, match=field):
-        build_cluster(make_config(tmp_path, **options), loaded)
+        build(make_config(tmp_path, **options), loaded)
 
 
 def test_a_degree_without_a_profile_is_named_with_the_command_that_makes_one(tmp_path, loaded):
     config = make_config(tmp_path)
     (tmp_path / "steps_tp2.json").unlink()
     with pytest.raises(FieldError, match=r"control\.tp_degrees: .* stepserve profile .* --tp 2"):
-        build_cluster(config, loaded)
+        build(config, loaded)
 
 
 def test_an_instance_of_a_degree_is_so_many_processes(tmp_path, loaded):
-    cluster = build_cluster(make_config(tmp_path), loaded)
+    cluster = build(make_config(tmp_path), loaded)
     pair = replace(cluster.specs[0], tp_degree=2, slot=TOGETHER[0])
     with ThreadPoolExecutor(1) as thread:
         for spec, workers in ((cluster.specs[0], 0), (pair, 1)):

@@ -3,24 +3,31 @@
 import asyncio
 import json
 import multiprocessing
+import unittest.mock
 from dataclasses import replace
 
 import pytest
 
-from stepserve.core.config import ControlConfig, ServeConfig
+from stepserve.core.config import ControlConfig, NoOptions, ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.protocols import Placement
 from stepserve.core.request import Family, FinishReason, Request
 from stepserve.core.segment import Segment
+from stepserve.engine import torch_engine
 from stepserve.engine.loader import load_model
-from stepserve.live import deploy, families
+from stepserve.engine.torch_engine import TorchEngine, facts_of
+from stepserve.families import setup
+from stepserve.families.profiles import tp_degrees
+from stepserve.live import deploy
 from support.ar_models import write_checkpoint
 from support.live_cluster import (
     assert_at_rest,
     collect,
+    engine_of,
     make_live_request,
+    quick_profile,
     running_cluster,
     tiny_checkpoint,
     tiny_model,
@@ -101,9 +108,7 @@ class CutAtTwenty:
 
 
 async def test_autoregressive_requests_are_handed_over_between_unequal_degrees(tmp_path, causal):
-    shape = (0, 16), (0,), (0, 1)
-    profile = families.batch_profile(causal, 1, *shape, repeats=1)
-    profile.save(tmp_path / "batches.json")
+    quick_profile(causal).save(tmp_path / "batches.json")
     config = make_config(tmp_path, layout=LAYOUT, profile=str(tmp_path / "batches.json"))
     texts = {}
     async with running_cluster(config, loaded=causal) as cluster:
@@ -122,12 +127,12 @@ async def test_autoregressive_requests_are_handed_over_between_unequal_degrees(t
 async def test_without_a_profile_an_instance_of_the_lowest_degree_is_measured(causal):
     """Its own workers are gone before the instances start. Only what it reported is kept."""
     config = ServeConfig(layout="2", model=str(causal.folder), threads_per_instance=1, kv_pages=64)
-    loaded = families.load(config)
-    profile = families.make_setup(config, loaded).profile
+    engine = TorchEngine(NoOptions(), config)
+    profile = setup.make_setup(config, engine).profile
     assert "2 x 1 threads" in profile.source
     assert not multiprocessing.active_children()
     with pytest.raises(FieldError, match="profile: needed where instances live elsewhere"):
-        families.make_setup(replace(config, cluster="ray"), loaded)
+        setup.make_setup(replace(config, cluster="ray"), engine)
 
 
 async def test_an_operator_may_ask_for_degrees_whose_times_are_known(tmp_path, tiny, causal):
@@ -136,7 +141,7 @@ async def test_an_operator_may_ask_for_degrees_whose_times_are_known(tmp_path, t
 
     def offered(loaded, **control):
         config = make_config(tmp_path, **options, control=ControlConfig(**control))
-        return families.tp_degrees(config, loaded)
+        return tp_degrees(config, engine_of(config, loaded))
 
     assert offered(tiny, tp_degrees=(1, 2, 4)) == (1, 2)
     assert offered(causal, tp_degrees=(1, 2, 4)) == (1, 2, 4)
@@ -144,14 +149,18 @@ async def test_an_operator_may_ask_for_degrees_whose_times_are_known(tmp_path, t
 
 
 def test_a_model_that_nobody_holds_whole_is_not_loaded(tmp_path, tiny):
-    def loaded(**options):
-        return families.load(make_config(tmp_path, model=str(tiny.folder), **options))
+    def loads(**options):
+        """Onto which devices a server loads the model before it starts instances."""
+        config = make_config(tmp_path, model=str(tiny.folder), **options)
+        with unittest.mock.patch.object(torch_engine, "load_model", wraps=load_model) as loader:
+            engine = TorchEngine(NoOptions(), config)
+            deploy.build_cluster(config, engine)
+        assert engine.facts == facts_of(tiny, tiny.folder)
+        return [str(call.args[1]) for call in loader.mock_calls]
 
     for options in ({"layout": "2,1"}, {"layout": "2,2", "operator_api": True}):
-        assert not loaded(**options).model.head.weight.is_meta
-    described = loaded(layout="2,2")
-    assert all(weight.is_meta for weight in described.model.parameters())
-    assert described.config == tiny.config
+        assert loads(**options) == ["meta", "cpu"]
+    assert loads(layout="2,2") == ["meta"]
 
 
 @pytest.mark.parametrize(
@@ -164,13 +173,15 @@ def test_a_model_that_nobody_holds_whole_is_not_loaded(tmp_path, tiny):
 )
 def test_a_layout_that_cannot_be_formed_is_refused(tmp_path, tiny, layout, options, field):
     control = make_control(**{"tp_degrees": (1, 2)} | options)
+    config = make_config(tmp_path, layout=layout, control=control)
     with pytest.raises(FieldError, match=field):
-        deploy.build_cluster(make_config(tmp_path, layout=layout, control=control), tiny)
+        deploy.build_cluster(config, engine_of(config, tiny))
 
 
 def test_a_model_without_a_folder_is_not_split(tmp_path):
+    config = make_config(tmp_path, layout=LAYOUT)
     with pytest.raises(FieldError, match="model: only a model in a folder"):
-        deploy.build_cluster(make_config(tmp_path, layout=LAYOUT), tiny_model())
+        deploy.build_cluster(config, engine_of(config, tiny_model()))
 
 
 @pytest.mark.parametrize(
@@ -180,4 +191,4 @@ def test_a_model_without_a_folder_is_not_split(tmp_path):
 def test_gpus_are_divided_by_one_degree_in_one_process(tmp_path, tiny, options, field):
     config = make_config(tmp_path, layout=LAYOUT, device="cuda", **options)
     with pytest.raises(FieldError, match=field):
-        families.check_split(config, tiny, (1, 2))
+        engine_of(config, tiny).check((1, 2))

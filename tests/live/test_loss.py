@@ -17,9 +17,9 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.engine.bundled.tasks import sample
+from stepserve.engine.hub import BUNDLED
+from stepserve.engine.loader import load_model
 from stepserve.gateway.tokenizer import TextTokenizer
-from stepserve.live.deploy import load
-from stepserve.live.families import model_folder
 from support.live_cluster import (
     assert_at_rest,
     collect,
@@ -83,8 +83,8 @@ async def test_every_request_survives_a_kill_under_load(cache):
 async def test_texts_of_the_bundled_model_survive_a_kill():
     """As above with real answers: 24 problems, a threshold of 0.9, no cache, temperature 0."""
     config = ServeConfig(instances=2, threads_per_instance=1)
-    loaded = load(config)
-    tokenizer = TextTokenizer.from_folder(model_folder(config.model))
+    loaded = load_model(BUNDLED)
+    tokenizer = TextTokenizer.from_folder(BUNDLED)
     rng = random.Random("loss")
     prompts = [tokenizer.completion_ids(sample(rng, evaluation=True).prompt) for _ in range(24)]
 

@@ -19,11 +19,12 @@ from ray.util import list_named_actors, placement_group_table
 from stepserve.core.config import Choice, ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.instance import InstanceSpec
+from stepserve.engine.hub import BUNDLED
 from stepserve.engine.loader import load_model
-from stepserve.live import families
+from stepserve.families.profiles import BATCH_PROFILE
 from stepserve.live.transport_ray import InstanceActor, RayCluster, fair_share
 from support.ar_models import write_checkpoint
-from support.live_cluster import assert_at_rest, running_cluster
+from support.live_cluster import assert_at_rest, quick_profile, running_cluster
 from support.on_ray import all_up, ray_cluster, ray_of, serve_all
 from support.split_requests import CutAt, answer, at_rest
 
@@ -40,7 +41,7 @@ def ray_of_two_cpus():
 
 async def test_a_killed_actor_is_replaced_and_answers_are_those_of_one_process(ray_of_two_cpus):
     config = ServeConfig(instances=2, threads_per_instance=1)
-    async with running_cluster(config, loaded=families.load(config)) as cluster:
+    async with running_cluster(config, loaded=load_model(BUNDLED)) as cluster:
         expected = await serve_all(cluster, 6)
     async with ray_cluster() as cluster:
         assert await serve_all(cluster, 6) == expected
@@ -62,8 +63,7 @@ async def test_a_killed_actor_is_replaced_and_answers_are_those_of_one_process(r
 
 async def test_split_requests_travel_between_actors(ray_of_two_cpus, tmp_path):
     loaded = load_model(write_checkpoint(tmp_path))
-    profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
-    profile.save(tmp_path / families.BATCH_PROFILE)
+    quick_profile(loaded).save(tmp_path / BATCH_PROFILE)
     options = {"model": str(tmp_path), "threads_per_instance": 1, "kv_pages": 200}
     names = ["whole", "r:3", "r:12", "r:13", "r:20"]
     long = {"prompt": 400, "output": 60, "seed": 9}
@@ -95,8 +95,7 @@ def forked():
 async def test_an_actor_of_a_degree_has_workers_that_end_with_it(ray_of_two_cpus, tmp_path):
     """The one instance takes both CPUs. It is killed; the next gives the same answers."""
     loaded = load_model(write_checkpoint(tmp_path))
-    profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
-    profile.save(tmp_path / families.BATCH_PROFILE)
+    quick_profile(loaded).save(tmp_path / BATCH_PROFILE)
     options = {"model": str(tmp_path), "threads_per_instance": 1, "kv_pages": 200}
     async with running_cluster(ServeConfig(instances=1, **options), loaded=loaded) as cluster:
         whole = (await answer(cluster, "whole")).tokens

@@ -8,10 +8,11 @@ from ray.cluster_utils import Cluster
 
 from stepserve.core.config import ServeConfig
 from stepserve.core.events import ChunkLanded
+from stepserve.engine.hub import BUNDLED
 from stepserve.engine.loader import load_model
-from stepserve.live import families
+from stepserve.families.profiles import BATCH_PROFILE
 from support.ar_models import write_checkpoint
-from support.live_cluster import running_cluster
+from support.live_cluster import quick_profile, running_cluster
 from support.on_ray import ray_cluster, serve_all
 from support.split_requests import CutAt, answer, at_rest
 
@@ -36,8 +37,7 @@ def two_nodes():
 async def test_split_requests_travel_between_nodes(two_nodes, tmp_path):
     """And so do their keys and values: over TCP, as there is no memory that both nodes see."""
     loaded = load_model(write_checkpoint(tmp_path))
-    profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
-    profile.save(tmp_path / families.BATCH_PROFILE)
+    quick_profile(loaded).save(tmp_path / BATCH_PROFILE)
     options = {"model": str(tmp_path), "threads_per_instance": 1, "kv_pages": 200}
     cuts, long_cuts = ("r:3", "r:12", "r:20"), ("l:150", "l:420")
     long = {"prompt": 400, "output": 60, "seed": 9}
@@ -65,7 +65,7 @@ async def test_split_requests_travel_between_nodes(two_nodes, tmp_path):
 async def test_requests_go_on_where_a_node_is_left(two_nodes):
     options = {"instances": 2, "threads_per_instance": 1}
     config = ServeConfig(**options)
-    async with running_cluster(config, loaded=families.load(config)) as cluster:
+    async with running_cluster(config, loaded=load_model(BUNDLED)) as cluster:
         expected = await serve_all(cluster, 6)
     begun = asyncio.Event()
     async with ray_cluster(**options) as cluster:

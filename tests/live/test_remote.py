@@ -11,9 +11,11 @@ import torch
 
 from stepserve.core.config import ServeConfig
 from stepserve.core.request import CacheMode, FinishReason
+from stepserve.engine import torch_engine
 from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.loader import load_model
-from stepserve.live import families, wire
+from stepserve.families import profiles
+from stepserve.live import wire
 from stepserve.live.predictor import SharedPredictor
 from stepserve.live.replay import replay
 from support.ar_models import write_checkpoint
@@ -21,6 +23,7 @@ from support.live_cluster import (
     assert_at_rest,
     collect,
     make_live_request,
+    quick_profile,
     running_cluster,
     tiny_model,
 )
@@ -40,7 +43,7 @@ def quick(monkeypatch):
 @contextlib.asynccontextmanager
 async def remote_cluster(monkeypatch, loaded, host, **options):
     """With both instances up. What they load is ``loaded``."""
-    monkeypatch.setattr(families, "load", lambda config: loaded)
+    monkeypatch.setattr(torch_engine, "load_model", lambda *_: loaded)
     before = set(os.listdir("/dev/shm"))
     config = ServeConfig(**OPTIONS | options)
     async with running_cluster(config, loaded=loaded, host=host) as cluster:
@@ -133,9 +136,9 @@ class WatchedExecutor(AutoregressiveExecutor):
 async def test_requests_are_handed_over_between_processes(monkeypatch, tmp_path, apart):
     torch.manual_seed(0)
     loaded = load_model(write_checkpoint(tmp_path))
-    profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
-    monkeypatch.setattr(families, "batch_profile", lambda *_, **__: profile)
-    monkeypatch.setattr(families, "AutoregressiveExecutor", WatchedExecutor)
+    profile = quick_profile(loaded)
+    monkeypatch.setattr(profiles, "_measured", lambda *_: profile)
+    monkeypatch.setattr(torch_engine, "AutoregressiveExecutor", WatchedExecutor)
     monkeypatch.setattr(WatchedExecutor, "copies", copies := [])
     host = threads(apart=apart)
     async with remote_cluster(monkeypatch, loaded, host, kv_pages=200) as cluster:

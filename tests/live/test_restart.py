@@ -11,12 +11,17 @@ from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import FinishReason
 from stepserve.engine.loader import load_model
 from stepserve.families.setup import SchedulerSetup
-from stepserve.live import families
 from stepserve.live.loop import FAILURES
 from stepserve.live.replay import replay
 from stepserve.live.trace import trace_request
 from support.ar_models import write_checkpoint
-from support.live_cluster import assert_at_rest, collect, make_live_request, running_cluster
+from support.live_cluster import (
+    assert_at_rest,
+    collect,
+    make_live_request,
+    quick_profile,
+    running_cluster,
+)
 from support.split_requests import CutAt, answer, at_rest
 
 pytestmark = pytest.mark.timeout(60)
@@ -158,7 +163,7 @@ def causal(tmp_path_factory):
 @pytest.fixture(scope="module")
 def profile(causal, tmp_path_factory):
     path = tmp_path_factory.mktemp("profile") / "batches.json"
-    families.batch_profile(causal, 1, (0, 16), (0,), (0, 1), repeats=1).save(path)
+    quick_profile(causal).save(path)
     return str(path)
 
 

@@ -14,11 +14,13 @@ from stepserve.core.errors import FieldError
 from stepserve.core.payload import KvChunk
 from stepserve.core.request import FinishReason
 from stepserve.cost.batch_profile import BatchProfile
+from stepserve.engine import torch_engine
 from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.loader import load_model
-from stepserve.live import deploy, families
+from stepserve.families import profiles, setup
+from stepserve.live import deploy
 from support.ar_models import write_checkpoint
-from support.live_cluster import running_cluster, tiny_model
+from support.live_cluster import engine_of, quick_profile, running_cluster, tiny_model
 from support.parts import make_control
 from support.split_requests import OUTPUT, PROMPT, CutAt, answer, at_rest
 
@@ -35,7 +37,7 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def profile(loaded):
-    return families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
+    return quick_profile(loaded)
 
 
 class WatchedExecutor(AutoregressiveExecutor):
@@ -60,8 +62,8 @@ async def split_cluster(loaded, profile, damage=(), **options):
     options = {"instances": 2, "threads_per_instance": 1, "kv_pages": 200, **options}
     watched = type("Watched", (WatchedExecutor,), {"copies": [], "damage": frozenset(damage)})
     with (
-        unittest.mock.patch.object(families, "AutoregressiveExecutor", watched),
-        unittest.mock.patch.object(families, "batch_profile", return_value=profile),
+        unittest.mock.patch.object(torch_engine, "AutoregressiveExecutor", watched),
+        unittest.mock.patch.object(profiles, "_measured", return_value=profile),
     ):
         config = ServeConfig(**options)
         async with running_cluster(config, loaded=loaded) as cluster:
@@ -160,6 +162,10 @@ async def test_an_instance_is_lost_before_and_after_the_hand_over(
         await at_rest(cluster)
 
 
+def build(config, loaded):
+    return deploy.build_cluster(config, engine_of(config, loaded))
+
+
 ALONE = {"instances": 1, "threads_per_instance": 1, "kv_pages": 64}
 
 
@@ -185,9 +191,9 @@ def test_settings_that_mean_nothing_to_an_autoregressive_model_are_refused(
     change,
     field,
 ):
-    monkeypatch.setattr("stepserve.live.families.batch_profile", lambda *_, **__: profile)
+    monkeypatch.setattr(profiles, "_measured", lambda *_: profile)
     with pytest.raises(FieldError) as error:
-        deploy.build_cluster(ServeConfig(**ALONE | change), loaded)
+        build(ServeConfig(**ALONE | change), loaded)
     assert error.value.field == field
 
 
@@ -195,13 +201,13 @@ def test_settings_that_mean_nothing_to_an_autoregressive_model_are_refused(
 def test_a_diffusion_model_is_not_cut(placement):
     config = ServeConfig(**ALONE, control=make_control(placement=placement))
     with pytest.raises(FieldError, match="autoregressive") as error:
-        deploy.build_cluster(config, tiny_model())
+        build(config, tiny_model())
     assert error.value.field == "control.placement"
 
 
 def test_batch_times_of_a_diffusion_model_are_not_kept():
     with pytest.raises(FieldError) as error:
-        deploy.build_cluster(ServeConfig(**ALONE, keep_profile="batches.json"), tiny_model())
+        build(ServeConfig(**ALONE, keep_profile="batches.json"), tiny_model())
     assert error.value.field == "keep_profile"
 
 
@@ -215,11 +221,11 @@ async def test_measured_batches_are_kept_for_the_next_start(loaded, profile, tmp
     assert kept.steps == profile.steps
     assert kept.learned
     config = ServeConfig(**ALONE, keep_profile=str(path))
-    assert families.make_setup(config, loaded).profile == kept
+    assert setup.make_setup(config, engine_of(config, loaded)).profile == kept
     other = dataclasses.replace(kept, line=dataclasses.replace(kept.line, weight_bytes=1.0))
     other.save(path)
     with pytest.raises(FieldError, match="weights") as error:
-        families.make_setup(config, loaded)
+        setup.make_setup(config, engine_of(config, loaded))
     assert error.value.field == "keep_profile"
 
 

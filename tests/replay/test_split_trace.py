@@ -18,7 +18,7 @@ from stepserve.core.request import SLO, FinishReason
 from stepserve.core.step import Mix
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.engine.loader import load_model
-from stepserve.live import families
+from stepserve.families import profiles
 from support.ar_models import make, write_checkpoint
 from support.live_cluster import collect, running_cluster
 from support.parts import make_control
@@ -40,7 +40,7 @@ def profile():
 
 async def serve(config, loaded, prompt, output):
     """One request, alone, told that its output will reach its limit."""
-    with unittest.mock.patch.object(families, "batch_profile", return_value=profile()):
+    with unittest.mock.patch.object(profiles, "_measured", return_value=profile()):
         async with running_cluster(config, loaded=loaded) as cluster:
             while len(cluster.loop.status().instances) < config.instances:
                 await asyncio.sleep(0)

@@ -27,12 +27,13 @@ from stepserve.core.payload import Payload, SamplingParams
 from stepserve.core.request import Family, FinishReason, Request
 from stepserve.engine.loader import load_model
 from stepserve.engine.workers import remove_folders_left
-from stepserve.live import families
+from stepserve.families.profiles import BATCH_PROFILE
 from support.ar_models import write_checkpoint
 from support.live_cluster import (
     assert_at_rest,
     collect,
     make_live_request,
+    quick_profile,
     running_cluster,
     tiny_checkpoint,
 )
@@ -82,8 +83,7 @@ async def chaos_cluster(family, layout="1,1,1", cluster="local", seed=0):
             write_step_profiles(folder, (1, 2))
         else:
             loaded = load_model(write_checkpoint(folder))
-            profile = families.batch_profile(loaded, 1, (0, 16), (0,), (0, 1), repeats=1)
-            profile.save(folder / families.BATCH_PROFILE)
+            quick_profile(loaded).save(folder / BATCH_PROFILE)
         options = chaos_options(family, folder, layout)
         if cluster == "local":
             run = running_cluster(ServeConfig(**options), loaded=loaded)

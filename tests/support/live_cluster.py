@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stepserve.core.config import ServeConfig
+from stepserve.core.config import NoOptions, ServeConfig
 from stepserve.core.frontend import RequestEnded, RequestRejected, TokensEmitted
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SamplingParams
@@ -19,9 +19,13 @@ from stepserve.core.request import (
     Request,
     ThresholdBounds,
 )
+from stepserve.cost.measured_batches import measure_profile
+from stepserve.engine import torch_engine
+from stepserve.engine.ar_executor import AutoregressiveExecutor
 from stepserve.engine.loader import LoadedModel
 from stepserve.engine.models.transformer import DecoderModel, ModelConfig
-from stepserve.live import deploy, families
+from stepserve.engine.torch_engine import TorchEngine, facts_of
+from stepserve.live import deploy
 from support.diffusion_models import save_checkpoint
 
 VOCABULARY = 64
@@ -106,6 +110,18 @@ async def collect(frontend, request, payload, on_tokens=None):
     return collected
 
 
+def engine_of(config, loaded):
+    """The engine of a server, of a model that is there already."""
+    return TorchEngine(NoOptions(), config, loaded)
+
+
+def quick_profile(loaded):
+    """Batch times of an autoregressive model, from a few batches."""
+    executor = AutoregressiveExecutor(loaded, threads=1)
+    facts, grid = facts_of(loaded, loaded.folder), ((0, 16), (0,), (0, 1))
+    return measure_profile(executor, facts, "1 threads", *grid, repeats=1)
+
+
 @contextlib.asynccontextmanager
 async def running_cluster(config=None, listeners=(), loaded=None, planner=None, host=None):
     config = config or ServeConfig(
@@ -114,17 +130,18 @@ async def running_cluster(config=None, listeners=(), loaded=None, planner=None, 
     executors = []
 
     def counted(name):
-        class CountedExecutor(getattr(families, name)):
+        class CountedExecutor(getattr(torch_engine, name)):
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)
                 executors.append(self)
 
-        return unittest.mock.patch.object(families, name, CountedExecutor)
+        return unittest.mock.patch.object(torch_engine, name, CountedExecutor)
 
     with contextlib.ExitStack() as patches:
         for name in ("Diffusion", "Autoregressive", "Parallel", "ParallelAutoregressive"):
             patches.enter_context(counted(f"{name}Executor"))
-        cluster = deploy.build_cluster(config, loaded or tiny_model(), listeners, planner, host)
+        engine = engine_of(config, loaded or tiny_model())
+        cluster = deploy.build_cluster(config, engine, listeners, planner, host)
         cluster.start()
         try:
             while not cluster.frontend.ready():

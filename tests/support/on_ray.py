@@ -20,8 +20,9 @@ from stepserve.core.request import (
     Request,
     ThresholdBounds,
 )
+from stepserve.engine.hub import model_folder
+from stepserve.engine.loader import load_model
 from stepserve.engine.workers import lives
-from stepserve.live import families
 from stepserve.live.transport_ray import RayCluster
 from support.live_cluster import collect, running_cluster
 
@@ -52,7 +53,8 @@ async def ray_cluster(listeners=(), **options):
     """Every instance is up; at the end nothing of them is left in Ray, which goes on."""
     config = ServeConfig(cluster="ray", **{"instances": 2} | options)
     with RayCluster(config) as on_ray:
-        loaded, host = families.describe(on_ray.config), on_ray.transport
+        folder = model_folder(on_ray.config.model)
+        loaded, host = load_model(folder, "meta"), on_ray.transport
         async with running_cluster(on_ray.config, listeners, loaded, host=host) as cluster:
             await all_up(cluster)
             yield cluster

@@ -4,15 +4,15 @@ import argparse
 import contextlib
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepserve.core.config import ServeConfig
+from stepserve.core.model import ModelFacts
+from stepserve.core.protocols import Executor
 from stepserve.core.request import Family
+from stepserve.cost import measured_batches as grid
+from stepserve.cost.batch_profile import BatchProfile
+from stepserve.cost.measured_steps import measure_steps
 from stepserve.cost.step_table import StepProfile
-
-if TYPE_CHECKING:
-    from stepserve.engine.loader import LoadedModel
-    from stepserve.live.families import AnyExecutor
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,49 +44,43 @@ def run(args: argparse.Namespace) -> int:
 
     Degree g is measured as it is served: g processes with a share of the model each.
     """
-    import torch
+    from stepserve.families.profiles import BATCH_PROFILE, lone_executor, machine
+    from stepserve.live.instance_factory import make_engine
 
-    from stepserve.engine.diffusion_profiling import measure
-    from stepserve.live.families import BATCH_PROFILE, load, lone_executor
-
-    out: Path = vars(args).get("out") or Path(
-        "step_profile.json" if args.tp == 1 else f"step_profile_tp{args.tp}.json"
-    )
     config = ServeConfig(
         model=args.model, device=args.device, dtype=args.dtype, layout=str(args.tp)
     )
-    loaded = load(config)
-    torch.set_num_threads(args.threads)
-    with contextlib.closing(lone_executor(config, loaded, args.tp, args.threads)) as executor:
-        if loaded.family is Family.AUTOREGRESSIVE:
-            out = vars(args).get("out") or Path(BATCH_PROFILE)
-            return _batches(loaded, executor, args.threads, args.repeats, out)
-        seconds = measure(executor, loaded.default_block_length, args.repeats)
-    source = (
-        f"measured: {loaded.name}, {args.device}, {args.dtype}, degree {args.tp} of "
-        f"{args.threads} threads, "
-        f"{platform.machine()}, median of {args.repeats}"
-    )
-    StepProfile(tuple(seconds), tuple(seconds.values()), source).save(out)
-    print(source)
-    for tokens, value in seconds.items():
-        print(f"{tokens:6d} tokens {value * 1e3:9.3f} ms {value / tokens * 1e6:8.1f} us/token")
+    engine = make_engine(config)
+    autoregressive = engine.facts.family is Family.AUTOREGRESSIVE
+    measure = _measure_batches if autoregressive else _measure_steps
+    default = "step_profile.json" if args.tp == 1 else f"step_profile_tp{args.tp}.json"
+    out = vars(args).get("out") or Path(BATCH_PROFILE if autoregressive else default)
+    runs_on = f"{args.device}, {args.dtype}, {machine(args.tp, args.threads)}"
+    with contextlib.closing(lone_executor(config, engine, args.tp, args.threads)) as executor:
+        profile = measure(executor, engine.facts, runs_on, args.repeats)
+    profile.save(out)
     print(f"written to {out}")
     return 0
 
 
-def _batches(
-    loaded: "LoadedModel", executor: "AnyExecutor", threads: int, repeats: int, out: Path
-) -> int:
-    from stepserve.engine import ar_profiling as grid
-    from stepserve.live.families import batch_profile
+def _measure_steps(
+    executor: Executor, facts: ModelFacts, runs_on: str, repeats: int
+) -> StepProfile:
+    seconds = measure_steps(executor, facts, repeats)
+    source = f"measured: {facts.name}, {runs_on}, {platform.machine()}, median of {repeats}"
+    print(source)
+    for tokens, value in seconds.items():
+        print(f"{tokens:6d} tokens {value * 1e3:9.3f} ms {value / tokens * 1e6:8.1f} us/token")
+    return StepProfile(tuple(seconds), tuple(seconds.values()), source)
 
+
+def _measure_batches(
+    executor: Executor, facts: ModelFacts, runs_on: str, repeats: int
+) -> BatchProfile:
     axes = grid.PREFILL_TOKENS, grid.CONTEXT_TOKENS, grid.DECODES
-    profile = batch_profile(loaded, threads, *axes, repeats=repeats, executor=executor)
+    profile = grid.measure_profile(executor, facts, runs_on, *axes, repeats=repeats)
     print(profile.source)
     for mix, seconds in profile.steps:
         what = f"{mix.prefill_tokens:5d} prefilled, {mix.decodes:3d} decoded"
         print(f"{what}, {mix.decode_context:6d} context tokens {seconds * 1e3:9.3f} ms")
-    profile.save(out)
-    print(f"written to {out}")
-    return 0
+    return profile

@@ -60,6 +60,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         parser.add_argument(flag, type=str if part else type(default), help=text + more)
     for name, (flag, text) in POLICIES.items():
         parser.add_argument(flag, dest=name, metavar="POLICY", help=text)
+    engine = "what runs the steps: torch, another package's, or package.module:Class"
+    parser.add_argument("--engine", help=f"{engine} (default torch)")
     every = f"seconds between plans (default {defaults.control.plan_every_s:g})"
     parser.add_argument("--plan-every", dest="plan_every_s", type=float, help=every)
     parser.add_argument("--verbose", action="store_true", help="log every decision and its why")
@@ -70,7 +72,7 @@ def configuration(args: argparse.Namespace) -> ServeConfig:
     table = read_toml(args.config) if args.config else {}
     config = from_table(ServeConfig, table)
     given = {name: value for name, value in vars(args).items() if value is not None}
-    options = {name: given[name] for name in OPTIONS if name in given}
+    options = {name: given[name] for name in (*OPTIONS, "engine") if name in given}
     control = {name: given[name] for name in (*POLICIES, "plan_every_s") if name in given}
     return from_table(ServeConfig, {**options, "control": control}, base=config)
 

@@ -54,6 +54,10 @@ class LoggingExecutor:
         self._executor.remove(request_id)
         self._held.pop(request_id, None)
 
+    def close(self) -> None:
+        """See ``Executor.close``."""
+        self._executor.close()
+
 
 def log_bundled(
     out: Path, problems: int, thresholds: Sequence[float], limits: Sequence[int], seed: int

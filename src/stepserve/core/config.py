@@ -136,6 +136,7 @@ class ServeConfig:
     """Everything ``stepserve serve`` can be told."""
 
     model: str = "bundled"
+    engine: Choice = Choice("torch")
     served_model_name: str = ""  # what clients call it; default: the model's own name
     host: str = "127.0.0.1"
     port: int = 8000

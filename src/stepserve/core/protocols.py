@@ -327,6 +327,10 @@ class Executor(Protocol):
         """Drop a request and free its pages. Unknown ids are ignored."""
         ...
 
+    def close(self) -> None:
+        """End what it started, such as processes; nothing is run any more."""
+        ...
+
 
 @runtime_checkable
 class KvPages(Protocol):

@@ -76,6 +76,9 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "greedy": "stepserve.planning.greedy:GreedyPlanner",
         "capacity_ilp": "stepserve.planning.two_stage:TwoStagePlanner",
     },
+    "engine": {
+        "torch": "stepserve.engine.torch_engine:TorchEngine",
+    },
 }
 
 GROUPS = {

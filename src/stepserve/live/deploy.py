@@ -19,13 +19,15 @@ from stepserve.control.reconfigure import slot_id
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
+from stepserve.core.model import Engine, ModelFacts
 from stepserve.core.plan import Planner, Slot
 from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import CacheMode, RefreshScope
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.step_log import StepLog
-from stepserve.engine.loader import LoadedModel
 from stepserve.families.assemble import FAMILIES, make_planner
+from stepserve.families.profiles import cores_per_share
+from stepserve.families.setup import make_setup
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
 from stepserve.gateway.operator import add_operator
@@ -35,16 +37,9 @@ from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
 
 from .counters import Counters
 from .event_log import EventLog
-from .families import (
-    Recipe,
-    cores_per_share,
-    describe,
-    load,
-    make_setup,
-    model_folder,
-)
 from .frontend import LiveFrontend
 from .instance import Instance
+from .instance_factory import InstanceFactory, make_engine
 from .kept_batches import KeptBatches
 from .loop import ControlLoop
 from .operator import LiveOperator
@@ -55,7 +50,9 @@ from .transport_local import LocalTransport
 
 logger = logging.getLogger(__name__)
 
-HostInstances = Callable[[Recipe, OutputSink, Sequence[Listener], StepPredictor], Transport]
+HostInstances = Callable[
+    [InstanceFactory, OutputSink, Sequence[Listener], StepPredictor], Transport
+]
 """Makes the transport: of what, where outputs go, who listens to and who learns from instances."""
 
 
@@ -113,25 +110,23 @@ class Cluster:
 
 def build_cluster(
     config: ServeConfig,
-    loaded: LoadedModel,
+    engine: Engine,
     listeners: Sequence[Listener] = (),
     planner: Planner | None = None,
     host: HostInstances | None = None,
 ) -> Cluster:
-    """Assemble schedulers, executors and transport around a loaded model.
+    """Assemble schedulers, executors and transport around an engine.
 
-    In-process instances share the model's weights; each has its own pages and its own
-    scheduler. An instance of degree g is g processes with a share of the model each.
-    ``planner`` replaces the configured one. ``host``: where else instances live; then ``loaded``
-    may be without weights.
+    Each instance has its own pages and its own scheduler; those in this process share ``engine``.
+    ``planner`` replaces the configured one. ``host``: where else instances live.
     """
-    setup = make_setup(config, loaded)
-    recipe = Recipe(config, setup)
+    setup = make_setup(config, engine)
+    factory = InstanceFactory(config, setup)
     planner = planner or make_planner(FAMILIES[setup.family], setup.control)
     specs = _first_specs(config)
     setup.new_local(specs[0])  # refuses unknown policies now
     log = StepLog(Path(config.log_steps)) if config.log_steps else None
-    predictor = SharedPredictor(recipe.predictor(), log)
+    predictor = SharedPredictor(factory.predictor(engine), log)
     counters = Counters()
     listeners = [*listeners, counters.note]
     logs: list[EventLog | KeptBatches | SharedPredictor] = [predictor]
@@ -147,13 +142,13 @@ def build_cluster(
     loop = ControlLoop(setup.new_global, predictor, time.monotonic, planner, listeners)
 
     def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
-        return recipe.instance(loaded, spec, incarnation, predictor, time.monotonic, listeners)
+        return factory.instance(engine, spec, incarnation, predictor, time.monotonic, listeners)
 
     transport: Transport
     if host is None:
         transport = LocalTransport(build_instance, loop.sink, config.hang_s)
     else:
-        transport = host(recipe, loop.sink, listeners, predictor)
+        transport = host(factory, loop.sink, listeners, predictor)
     frontend = LiveFrontend(loop, transport)
     operator = LiveOperator(loop, specs, setup.control.tp_degrees)
     return Cluster(loop, transport, frontend, specs, counters, operator, tuple(logs))
@@ -177,42 +172,46 @@ def _first_specs(config: ServeConfig) -> tuple[InstanceSpec, ...]:
     return tuple(specs)
 
 
-def build_app(config: ServeConfig, loaded: LoadedModel, cluster: Cluster) -> FastAPI:
+def build_app(config: ServeConfig, facts: ModelFacts, cluster: Cluster) -> FastAPI:
     """The gateway over a cluster."""
-    card = ModelCard(
-        id=config.served_model_name or loaded.name,
-        family=loaded.family,
-        context_tokens=min(loaded.config.max_positions, config.kv_pages * config.page_tokens),
-        vocab_size=loaded.config.vocab_size,
-        eos_token_ids=frozenset(loaded.config.eos_token_ids),
-        default_max_tokens=loaded.default_max_tokens,
-        request_fields=FAMILIES[loaded.family].request_fields,
-        block_lengths=loaded.block_lengths,
-        default_block_length=loaded.default_block_length,
-        mask_token_id=loaded.config.mask_token_id,
-        default_cache=_default_cache(config, loaded),
-        default_refresh_scope=RefreshScope(config.refresh_scope),
-        weighs=FAMILIES[loaded.family].weighs(config.control),
-    )
     frontend = cluster.frontend
     load_gauges = LoadGauges(
         frontend.running, frontend.waiting, frontend.kv_usage, cluster.control_reading
     )
     pages = sum(spec.page_capacity for spec in cluster.specs)
+    card = model_card(config, facts)
     metrics = PrometheusMetrics(card.id, load_gauges, config.page_tokens, pages)
-    tokenizer = TextTokenizer.from_folder(model_folder(config.model))
-    app = create_app(frontend, tokenizer, card, config, metrics)
+    app = create_app(frontend, TextTokenizer.from_folder(facts.folder), card, config, metrics)
     if config.operator_api:
         add_operator(app, cluster.operator)
     return app
 
 
-def _default_cache(config: ServeConfig, loaded: LoadedModel) -> CacheMode:
+def model_card(config: ServeConfig, facts: ModelFacts) -> ModelCard:
+    """What requests are validated against. Raises FieldError for a cache that means nothing."""
+    return ModelCard(
+        id=config.served_model_name or facts.name,
+        family=facts.family,
+        context_tokens=min(facts.context_tokens, config.kv_pages * config.page_tokens),
+        vocab_size=facts.vocab_size,
+        eos_token_ids=frozenset(facts.eos_token_ids),
+        default_max_tokens=facts.default_max_tokens,
+        request_fields=FAMILIES[facts.family].request_fields,
+        block_lengths=facts.block_lengths,
+        default_block_length=facts.default_block_length,
+        mask_token_id=facts.mask_token_id,
+        default_cache=_default_cache(config, facts),
+        default_refresh_scope=RefreshScope(config.refresh_scope),
+        weighs=FAMILIES[facts.family].weighs(config.control),
+    )
+
+
+def _default_cache(config: ServeConfig, facts: ModelFacts) -> CacheMode:
     """As configured; what is exact about a block-causal model is its architecture, not a choice."""
-    if loaded.config.attention_block is not None:
+    if facts.block_causal:
         return CacheMode.BLOCK
     if CacheMode(config.cache_mode) is CacheMode.BLOCK:
-        raise FieldError("cache_mode", f"{loaded.name} is no block-causal model")
+        raise FieldError("cache_mode", f"{facts.name} is no block-causal model")
     return CacheMode(config.cache_mode)
 
 
@@ -255,9 +254,9 @@ def listen(config: ServeConfig) -> socket.socket:
 def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
     """Serve until told to stop; the exit status. ``host``: see ``build_cluster``."""
     listener = listen(config)
-    loaded = load(config) if host is None else describe(config)
-    cluster = build_cluster(config, loaded, host=host)
-    app = build_app(config, loaded, cluster)
+    engine = make_engine(config)
+    cluster = build_cluster(config, engine, host=host)
+    app = build_app(config, engine.facts, cluster)
     options = uvicorn.Config(app, log_level="warning")
     server = _Server(options, cluster.frontend)
 
@@ -265,7 +264,7 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
         cluster.start()
         logger.info(
             "serving %s on http://%s:%d: instances of degree %s, %d threads a share",
-            loaded.name,
+            engine.facts.name,
             config.host,
             config.port,
             ", ".join(map(str, config.degrees)),

@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 from stepserve.control.local_scheduler import LocalScheduler
 from stepserve.core.actions import (
@@ -42,15 +41,6 @@ from .messages import Delivery, InstanceOutput, StepRecord
 from .recording import Handled, Listener
 
 logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """An executor that is to be told of its end."""
-
-    def close(self) -> None:
-        """Let go of everything; nothing is run any more."""
-        ...
 
 
 class Instance:
@@ -129,8 +119,7 @@ class Instance:
 
     def close(self) -> None:
         """End the processes of the executor, if it has any."""
-        if isinstance(self._executor, Closable):
-            self._executor.close()
+        self._executor.close()
 
     def _explained(self, outcome: StepOutcome) -> StepOutcome:
         """A request that could not be loaded fails with the reason of that."""

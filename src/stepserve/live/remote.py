@@ -26,8 +26,8 @@ from stepserve.core.request import Progress, Request
 from stepserve.core.step import Step, StepOutcome
 
 from .connections import Listener
-from .families import Recipe
 from .instance import Instance
+from .instance_factory import InstanceFactory, make_engine
 from .kv_links import KvAddress, KvLinks
 from .messages import Delivery, InstanceOutput
 from .recording import Handled
@@ -96,7 +96,7 @@ class RemoteInstance:
 
     def __init__(
         self,
-        recipe: Recipe,
+        factory: InstanceFactory,
         spec: InstanceSpec,
         incarnation: int,
         node: str = "",
@@ -106,12 +106,13 @@ class RemoteInstance:
 
         ``host``: its address among the nodes.
         """
-        self._recipe = recipe
+        self._factory = factory
+        self._engine = make_engine(factory.config)
         self._accepting = Listener(host)
         self.address = self._accepting.address
-        self._predictor = RemotePredictor(recipe.predictor())
+        self._predictor = RemotePredictor(factory.predictor(self._engine))
         self._handled: list[Handled] = []
-        self._chunk_bytes = _most_bytes(recipe, spec)
+        self._chunk_bytes = _most_bytes(factory, spec)
         self._kv = KvLinks(node, host if self._chunk_bytes else "", self._landed)
         self._offset_s = 0.0  # from this machine's clock to the control loop's
         self._link: Link | None = None
@@ -139,9 +140,8 @@ class RemoteInstance:
         return time.monotonic() + self._offset_s
 
     def _build(self, spec: InstanceSpec, incarnation: int) -> Instance:
-        loaded, listeners = self._recipe.load(spec.tp_degree), [self._handled.append]
-        return self._recipe.instance(
-            loaded, spec, incarnation, self._predictor, self._now_s, listeners
+        return self._factory.instance(
+            self._engine, spec, incarnation, self._predictor, self._now_s, [self._handled.append]
         )
 
     def _take(self, item: Any) -> None:
@@ -188,7 +188,7 @@ class RemoteInstance:
     def _watch(self) -> None:
         """End the connection when the instance ends, hangs, or cannot hear any more."""
         assert self._link is not None, "it serves"
-        hang_s = self._recipe.config.hang_s
+        hang_s = self._factory.config.hang_s
         while self._host.is_alive() and not self._link.is_broken(hang_s):
             if self._host.is_lost(hang_s):
                 logger.error("instance %s hangs", self._host.name)
@@ -199,8 +199,8 @@ class RemoteInstance:
         self._link.close()
 
 
-def _most_bytes(recipe: Recipe, spec: InstanceSpec) -> int:
+def _most_bytes(factory: InstanceFactory, spec: InstanceSpec) -> int:
     """The keys and values of a full instance; 0 for a model that hands none over."""
-    link = recipe.setup.link
+    link = factory.setup.link
     tokens = spec.page_capacity * spec.page_tokens
     return 0 if link is None else int(tokens * link.bytes_per_token)

@@ -24,9 +24,10 @@ from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import StepPredictor
+from stepserve.families.profiles import cores_per_share
 
 from .connections import Address, connect
-from .families import Recipe, cores_per_share
+from .instance_factory import InstanceFactory
 from .recording import Listener
 from .remote import RemoteInstance
 from .transport import OutputSink
@@ -120,7 +121,7 @@ class RayCluster:
 
     def transport(
         self,
-        recipe: Recipe,
+        factory: InstanceFactory,
         sink: OutputSink,
         listeners: Sequence[Listener],
         predictor: StepPredictor,
@@ -128,9 +129,9 @@ class RayCluster:
         """A ``deploy.HostInstances``, of what ``config`` describes."""
 
         def launch(spec: InstanceSpec, incarnation: int) -> InstanceActor:
-            return InstanceActor(recipe, spec, incarnation)
+            return InstanceActor(factory, spec, incarnation)
 
-        return RemoteTransport(launch, sink, listeners, predictor, recipe.config.hang_s)
+        return RemoteTransport(launch, sink, listeners, predictor, factory.config.hang_s)
 
     def __exit__(
         self,
@@ -174,8 +175,8 @@ def _check_head(address: str) -> None:
 class InstanceActor:
     """A ``Process`` that is a Ray actor in a placement group of its own."""
 
-    def __init__(self, recipe: Recipe, spec: InstanceSpec, incarnation: int) -> None:
-        self._recipe = recipe
+    def __init__(self, factory: InstanceFactory, spec: InstanceSpec, incarnation: int) -> None:
+        self._factory = factory
         self._spec = spec
         self._incarnation = incarnation
         self._lock = threading.Lock()
@@ -184,7 +185,7 @@ class InstanceActor:
 
     def connect(self) -> Carrier:
         """See ``Process.connect``."""
-        config, spec = self._recipe.config, self._spec
+        config, spec = self._factory.config, self._spec
         needs = {"CPU": float(cores_per_share(config) * spec.tp_degree)}
         if config.device.startswith("cuda"):
             needs["GPU"] = float(spec.tp_degree)
@@ -225,7 +226,7 @@ class InstanceActor:
             num_gpus=needs.get("GPU", 0.0),
             scheduling_strategy=place,
         )
-        return actor.remote(self._recipe, self._spec, self._incarnation)
+        return actor.remote(self._factory, self._spec, self._incarnation)
 
     def _note_end(self, _: object) -> None:
         self._ended = True
@@ -251,10 +252,10 @@ class InstanceActor:
 class _Actor:
     """The instance beside its executor, on whatever node it was placed."""
 
-    def __init__(self, recipe: Recipe, spec: InstanceSpec, incarnation: int) -> None:
+    def __init__(self, factory: InstanceFactory, spec: InstanceSpec, incarnation: int) -> None:
         node = ray.get_runtime_context().get_node_id()
         host = get_node_ip_address()
-        self._instance = RemoteInstance(recipe, spec, incarnation, node, host)
+        self._instance = RemoteInstance(factory, spec, incarnation, node, host)
 
     def address(self) -> Address:
         return self._instance.address

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from stepserve.core.errors import FieldError
-from stepserve.live import hub
-from stepserve.live.families import BUNDLED, model_folder
+from stepserve.engine import hub
+from stepserve.engine.hub import BUNDLED, model_folder
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub, through its own client."""
+"""Where a model's files are: bundled, in a folder, or of the hub through its own client."""
 
 import re
 from functools import cache
@@ -8,9 +8,22 @@ import huggingface_hub  # what it needs itself it imports when it is used
 
 from stepserve.core.errors import FieldError
 
+BUNDLED = Path(__file__).parent / "bundled" / "model"
+
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Code that comes with a checkpoint is never run, so it is not fetched.
 _FILES = ("*.json", "*.jinja", "*.safetensors")
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model: ``bundled``, a checkpoint's in Hugging Face layout, or of the hub.
+
+    Raises FieldError (field ``model``) if there is none.
+    """
+    folder = snapshot(name) if is_hub_name(name) else BUNDLED if name == "bundled" else Path(name)
+    if not (folder / "config.json").is_file():
+        raise FieldError("model", f"no config.json in {folder}; give 'bundled' or a model folder")
+    return folder
 
 
 def is_hub_name(name: str) -> bool:

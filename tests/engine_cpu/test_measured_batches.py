@@ -3,8 +3,9 @@
 import pytest
 
 from stepserve.core.step import Mix
-from stepserve.engine.ar_profiling import measure_grid
+from stepserve.cost.measured_batches import measure_grid
 from stepserve.engine.loader import load_model
+from stepserve.engine.torch_engine import facts_of
 from support.ar_models import engine, write_checkpoint
 
 
@@ -21,9 +22,9 @@ def spied(executor):
 
 
 def test_each_point_is_the_mix_that_ran(loaded):
-    executor = engine(loaded)
+    executor, facts = engine(loaded), facts_of(loaded, loaded.folder)
     ran = spied(executor)
-    points = measure_grid(executor, (0, 5), (0, 12), (0, 2), repeats=1)
+    points = measure_grid(executor, facts, (0, 5), (0, 12), (0, 2), repeats=1)
     assert [mix for mix, _ in points] == [
         Mix(0, 0, 2, 2),
         Mix(5, 15, 0, 0),
@@ -39,8 +40,8 @@ def test_each_point_is_the_mix_that_ran(loaded):
 
 def test_points_without_room_are_left_out(loaded):
     """700 positions, and 60 pages of 4."""
-    executor = engine(loaded, page_capacity=60)
-    points = measure_grid(executor, (0, 100, 699, 700), (0, 120, 700), (0, 1), repeats=1)
+    executor, facts = engine(loaded, page_capacity=60), facts_of(loaded, loaded.folder)
+    points = measure_grid(executor, facts, (0, 100, 699, 700), (0, 120, 700), (0, 1), repeats=1)
     assert [(mix.prefill_tokens, mix.decode_context) for mix, _ in points] == [
         (0, 1),
         (100, 0),
