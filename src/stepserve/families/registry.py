@@ -118,6 +118,8 @@ def load(kind: str, name: str, field: str = "") -> type[Any] | None:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and not module.startswith(error.name or "?"):
+            raise  # a package that the part needs, which the command line knows how to get
         raise FieldError(field, f"{path} cannot be loaded: {error}") from error
     if not isinstance(found, type) or not dataclasses.is_dataclass(getattr(found, "Options", None)):
         raise FieldError(field, f"{path} is no {kind}: it needs a dataclass Options")
