@@ -96,9 +96,9 @@ class TorchEngine:
         """See ``Engine.executor``: on one device, or over a group of processes."""
         torch.set_num_threads(threads)
         tokens, pages = spec.page_tokens, spec.page_capacity
-        causal = self.facts.family is Family.AUTOREGRESSIVE
+        autoregressive = self.facts.family is Family.AUTOREGRESSIVE
         if spec.tp_degree == 1:
-            kind = AutoregressiveExecutor if causal else DiffusionExecutor
+            kind = AutoregressiveExecutor if autoregressive else DiffusionExecutor
             return kind(self._whole(), page_tokens=tokens, page_capacity=pages, threads=threads)
         assert spec.slot is not None, "instances are formed on slots"
         devices = tuple(
@@ -107,7 +107,7 @@ class TorchEngine:
         )
         folder, hang_s = str(self._described.folder), self._config.hang_s
         setup = Setup(folder, devices, self._dtype, tokens, pages, threads, hang_s)
-        return ParallelAutoregressiveExecutor(setup) if causal else ParallelExecutor(setup)
+        return ParallelAutoregressiveExecutor(setup) if autoregressive else ParallelExecutor(setup)
 
 
 def _device(name: str) -> torch.device:
