@@ -17,7 +17,7 @@ from stepserve.sim.diffusion import train_predictor
 from stepserve.sim.experiment import read_experiments, read_table
 from stepserve.sim.run import Runner, run_experiments
 
-SMOKE = Path(__file__).parent.parent.parent / "experiments" / "smoke" / "smoke.toml"
+SMOKE = Path(__file__).parent / "data" / "smoke.toml"
 
 PINS = {
     "smoke": "d42e5a7e9654406ee0ac113eb08e6a1f0382c8ecebc1a33e2500f0e29a9a73ae",

@@ -40,7 +40,7 @@ def test_what_the_simulator_writes_is_read(tmp_path, capsys):
     ))  # fmt: skip
     assert set(rows[0]) == set(committed[0])
     assert any(
-        line.startswith("| gsm8k | 1.5 | 5 | stepserve |") for line in tables.everything(tmp_path)
+        line.startswith("| gsm8k | 3 | 3 | stepserve |") for line in tables.everything(tmp_path)
     )
 
 
