@@ -11,6 +11,7 @@ from stepserve.core.request import (
     SLO,
     DiffusionOptions,
     Family,
+    FinishReason,
     OnMiss,
     Progress,
     Request,
@@ -67,11 +68,15 @@ class ScriptedCluster:
     def arrive(self, name, **options):
         return self.tell(RequestArrived(request(name, arrival_s=self.now_s, **options)))
 
-    def report(self, instance, *, settled=20):
-        """The instance's periodic report: everybody placed there has come to ``settled``."""
+    def report(self, instance, *, settled=20, finished=()):
+        """The instance's periodic report: everybody placed there has come to ``settled``.
+
+        ``finished``: the names of those whose last step has been run.
+        """
+        ends = dict.fromkeys(finished, FinishReason.STOP)
         ledger = self.scheduler.ledger
         rows = tuple(
-            RunningReport(r, t.epoch, Progress(settled, 0, 1), t.forecast)
+            RunningReport(r, t.epoch, Progress(settled, 0, 1, ends.get(r)), t.forecast)
             for r in ledger.instances[instance].held(ClaimKind.RUNNING)
             if (t := ledger.requests[r])
         )

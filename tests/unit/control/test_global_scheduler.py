@@ -164,6 +164,25 @@ def test_an_infeasible_request_is_preempted_for_one_in_time_and_comes_back():
     assert (back.request_id, back.start) == ("lost", 36), "nothing is lost but the deadline"
 
 
+def test_who_keeps_its_threshold_is_given_up_earlier():
+    """Its deadline has to leave time for the steps at 0.9; others may take those at 0.5."""
+    kept_s, lowered_s = map(least_deadline_s, (OnMiss.BEST_EFFORT, OnMiss.DEGRADE))
+    assert kept_s > 1.05 * lowered_s > 0.0
+
+
+def least_deadline_s(on_miss):
+    """The shortest deadline of a waiting request that is thought feasible."""
+    low_s, high_s = 0.0, 100.0
+    while high_s - low_s > 1e-3:
+        middle_s = (low_s + high_s) / 2
+        cluster = Cluster(make_spec("i0", running_requests=1), infeasible="preempt")
+        cluster.arrive("runs")
+        cluster.arrive("waits", e2e_s=middle_s, on_miss=on_miss)
+        given_up = cluster.scheduler.ledger.requests["waits"].infeasible
+        low_s, high_s = (middle_s, high_s) if given_up else (low_s, middle_s)
+    return high_s
+
+
 def test_infeasible_requests_stay_where_preemption_is_off_or_only_infeasible_ones_wait():
     for infeasible, waits in (("lowest_threshold", 9.0), ("preempt", 0.01)):
         cluster = Cluster(make_spec("i0", running_requests=1), infeasible=infeasible)

@@ -51,6 +51,17 @@ def test_those_already_asked_do_not_count_as_load():
     assert [len(rows) for rows in asked] == [1, 1, 1, 0, 0]
 
 
+def test_who_has_finished_is_not_asked_to_move():
+    """Its instance is about to say so: room reserved elsewhere would be for nobody."""
+    cluster = crowded()
+    requests = cluster.scheduler.ledger.requests
+    first = min(requests)
+    told = cluster.report(ONE.id, settled=30, finished=(first,))
+    assert [event.request_id for _, event in sent(told, SegmentReleased)] == [
+        min(set(requests) - {first})
+    ]
+
+
 def test_balanced_instances_and_no_policy_ask_nobody():
     assert not sent(crowded(migration="none").report(ONE.id), SegmentReleased)
     cluster = ScriptedCluster(ONE, TWO)

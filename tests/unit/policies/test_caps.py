@@ -92,6 +92,16 @@ def test_a_lost_deadline_gets_the_lowest_and_no_deadline_the_highest(policy):
     assert policy.caps([lost, free, other], SPECS, 0.0) == [0.5, 0.9, 0.9]
 
 
+@pytest.mark.parametrize("policy", [load_caps(), horizon_caps()])
+@pytest.mark.parametrize("kept", [{"e2e_s": None}, {"on_miss": OnMiss.BEST_EFFORT}])
+def test_who_keeps_its_threshold_keeps_it_where_nothing_fits(policy, kept):
+    row = (100 * SUPPLY,) * 3
+    assert policy.caps([demand("pinned", row, **kept), demand("other", row)], SPECS, 0.0) == [
+        0.9,
+        0.5,
+    ]
+
+
 def test_a_near_deadline_binds_though_the_mean_one_is_far():
     """What is due in 0.9 s must fit into 0.9 s."""
     tokens = (0.4 * SECOND, 0.28 * SECOND, 0.2 * SECOND)

@@ -75,6 +75,9 @@ def test_early_fit_is_careful_early_and_exact_late():
     assert pick(policy=fit, e2e_s=0.1) == 0.7
     assert pick(policy=fit, e2e_s=0.1, settled=120) == 0.9
     assert pick(policy=fit, e2e_s=None) == 0.9
+    careful = make_policy(EarlyFit, early_margin=0.5, margin=0.6)
+    overrun = [pick(policy=careful, e2e_s=0.0805, settled=n) for n in (239, 240, 2400)]
+    assert overrun[1:] == [overrun[0]] * 2, "longer than forecast: no more than the margin"
     assert pick(policy=fit, e2e_s=0.01, on_miss=OnMiss.BEST_EFFORT) == 0.9
 
 

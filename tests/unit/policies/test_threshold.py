@@ -30,6 +30,15 @@ def test_worked_example():
     assert picks == [0.9, 0.7, 0.5, 0.5]
 
 
+@given(st.sampled_from((1.0, 0.9, 0.7, 0.5, 0.1)), st.floats(0.001, 1.0))
+def test_nothing_above_the_cap_is_picked_whatever_time_is_left(cap, e2e_s):
+    pace = StepPace(heavy_s=0.010, light_s=0.001)
+    free, capped = running(e2e_s=e2e_s), running(e2e_s=e2e_s)
+    capped.cap = cap
+    pick = POLICY.pick(capped, pace, 0.0)
+    assert pick == min(POLICY.pick(free, pace, 0.0), max(cap, 0.5))
+
+
 def test_a_lost_deadline_keeps_its_quality():
     """37 ms at 0.5, 57 at 0.9: between them the policy decides, below nothing is left to gain."""
     fit = UnlessInfeasible(make_policy(DeadlineFit, margin=1.0))
