@@ -73,7 +73,7 @@ LLAMA, QWEN2 = "LlamaForCausalLM", "Qwen2ForCausalLM"
     ],
 )
 def test_what_would_compute_something_else_is_refused(tmp_path, architecture, key, value):
-    """Known fault 23: loading silently what is then computed wrongly."""
+    """Loading silently what is then computed wrongly."""
     write_checkpoint(tmp_path, architecture, **{key: value})
     with pytest.raises(FieldError, match=f"{key} = .* is not supported"):
         load_model(tmp_path)

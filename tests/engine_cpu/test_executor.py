@@ -22,7 +22,7 @@ def run(engine, *steps):
 
 
 def test_wrong_steps_fail_alone(tiny, make, executor):
-    """Known fault 14: one bad row never takes the batch with it."""
+    """One bad row never takes the batch with it."""
     engine = executor(tiny())
     rows = [
         make("good", seed=1),
@@ -180,7 +180,7 @@ def test_a_row_of_nans_fails_alone(tiny, make, executor, cache, place):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_placed_anew_continues_as_if_nothing_had_happened(tiny, make, executor, temperature):
-    """Known fault 74: exact without a cache, at any step, with a seed as without one."""
+    """Exact without a cache, at any step, with a seed as without one."""
     loaded = tiny(seed=2)
     row = make(output=16, cache=CacheMode.NONE, temperature=temperature, seed=9)
     request, payload = row
@@ -220,7 +220,7 @@ def test_tokens_above_the_threshold_are_not_forced(scripted, make, executor):
 
 
 def test_each_row_has_its_own_threshold(scripted, make, executor):
-    """Known fault 2F: row 0's threshold applied to the whole batch."""
+    """Row 0's threshold applied to the whole batch."""
     loaded = scripted({}, default=(10, 0.7))
     rows = [make(name, output=8) for name in ("low", "high", "middle")]
     thresholds = {"low": 0.5, "high": 0.9, "middle": 0.6}
@@ -229,7 +229,7 @@ def test_each_row_has_its_own_threshold(scripted, make, executor):
 
 
 def test_an_easy_row_does_not_wait_for_a_hard_one(scripted, make, executor):
-    """Known fault 5: rows leave at their own end."""
+    """Rows leave at their own end."""
     loaded = scripted({}, default=(10, 0.7))
     rows = [make("hard", output=8), *(make(f"easy{i}", output=8) for i in range(3))]
     thresholds = {request.id: 0.5 for request, _ in rows} | {"hard": 0.9}
@@ -289,7 +289,7 @@ def test_dtype_of_the_model_is_the_dtype_of_its_pages(tiny, make, executor):
 
 
 def test_few_logits_exist_at_once(tiny, make, executor, monkeypatch):
-    """Known fault 17: slices bound the memory of sampling and change nothing."""
+    """Slices bound the memory of sampling and change nothing."""
     loaded = tiny(seed=3)
     rows = [make(f"{i}", prompt=5 + i, seed=i, logprobs=2) for i in range(3)]
     whole = denoise(executor(loaded), rows, 0.6)

@@ -64,7 +64,7 @@ actions = st.lists(
 )
 @given(actions=actions)
 def test_random_lives_leave_the_pool_as_it_was(scripted, make, executor, actions):
-    """Known faults 3, 4 and 32: adds, steps, ends and aborts in any order."""
+    """Adds, steps, ends and aborts in any order."""
     loaded = scripted({k: (10, 0.2 + 0.04 * k) for k in range(20)} | {15: (2, 0.9)})
     engine = executor(loaded, page_tokens=PAGE, page_capacity=CAPACITY)
     held, settled, expected = {}, {}, {}

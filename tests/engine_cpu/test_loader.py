@@ -165,7 +165,7 @@ def setting(key, value):
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(checkpoint, change, message):
-    """Known faults 23 and 36: refused at start, saying what is supported."""
+    """Refused at start, saying what is supported."""
     _, folder = checkpoint("LLaDAModelLM", change)
     with pytest.raises(FieldError, match=message):
         load_model(folder)

@@ -133,7 +133,7 @@ def test_a_row_alone_equals_the_reference(tiny, make, executor, model, cache, sc
 
 @pytest.mark.parametrize("model", MODELS)
 def test_company_changes_nothing(tiny, make, executor, model):
-    """Known fault 29: all ways of reuse, lengths, blocks, thresholds, temperatures in one batch."""
+    """All ways of reuse, lengths, blocks, thresholds, temperatures in one batch."""
     loaded = tiny(**MODELS[model])
     rows = [case for cache, scope in REUSE for case in cases(make, cache, scope)]
     rows += [

@@ -20,7 +20,7 @@ def column(*values):
 
 
 def test_greedy_beside_hot_stays_greedy(tiny, make, executor):
-    """Known fault 2F: settings must not land on other rows, in any order of the rows."""
+    """Settings must not land on other rows, in any order of the rows."""
     loaded = tiny(seed=5)
     greedy = make("greedy", prompt=7, seed=1)
     expected = denoise(executor(loaded), [greedy], 0.7)["greedy"].token_ids
@@ -30,7 +30,7 @@ def test_greedy_beside_hot_stays_greedy(tiny, make, executor):
 
 
 def test_seeds_reproduce_and_differ(tiny, make, executor):
-    """Known fault 7: samples at temperature 1 differ; the same seed gives the same output."""
+    """Samples at temperature 1 differ; the same seed gives the same output."""
     loaded = tiny(seed=5)
 
     def sample(seed):
@@ -62,7 +62,7 @@ def test_uniform_numbers_are_uniform_and_independent():
 
 
 def test_truncation_is_per_row():
-    """Known fault 7: top-k, top-p and min-p are all honoured."""
+    """Top-k, top-p and min-p are all honoured."""
     probs = torch.tensor([[0.1, 0.4, 0.2, 0.3]], dtype=torch.float64).repeat(5, 1)
     kept = truncate(
         probs,
@@ -96,7 +96,7 @@ def test_forbidden_tokens_belong_to_their_position():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logprobs_are_the_log_softmax_at_the_step_that_settled(tiny, make, executor, temperature):
-    """Known faults 13 and 25: of the row that asked, beside rows that did not."""
+    """Of the row that asked, beside rows that did not."""
     loaded = tiny(seed=6)
     rows = [
         make("plain", prompt=5, cache=CacheMode.NONE, seed=1),

@@ -12,7 +12,7 @@ MODES = (CacheMode.NONE, CacheMode.PREFIX, CacheMode.DUAL)  # of models that are
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["one step", "end token first"])
 def test_earliest_event_wins_for_all_offsets_of_stop_and_cap(scripted, make, executor, in_order):
-    """Known faults 1 and 35: a block holds EOS at offset k and the cap at offset j."""
+    """A block holds EOS at offset k and the cap at offset j."""
     for k in range(10):
         loaded = scripted({k: (EOS, 0.99)}, default=(10, 0.95 if in_order else 0.6))
         engine = executor(loaded)
@@ -27,7 +27,7 @@ def test_earliest_event_wins_for_all_offsets_of_stop_and_cap(scripted, make, exe
 
 
 def test_nothing_behind_a_settled_end_is_worked_on(scripted, make, executor):
-    """Known fault 35: what stands behind is surer, and yet only what stands before counts."""
+    """What stands behind is surer, and yet only what stands before counts."""
     behind = dict.fromkeys(range(5, 16), (11, 0.8))
     loaded = scripted({4: (EOS, 0.99)} | behind, default=(10, 0.5))
     result = denoise(executor(loaded), [make(output=16, block=16)], 0.9)["r"]
@@ -42,7 +42,7 @@ def test_the_earliest_of_several_ends_counts(scripted, make, executor):
 
 @pytest.mark.parametrize("cap", [1, 7, 8, 9, 16, 19])
 def test_ignore_eos_gives_exactly_the_limit(scripted, make, executor, cap):
-    """Known fault 78: limits that are no multiple of the block are exact."""
+    """Limits that are no multiple of the block are exact."""
     loaded = scripted(dict.fromkeys(range(0, 20, 3), (EOS, 0.9)))
     result = denoise(executor(loaded), [make(output=cap, ignore_eos=True)], 0.5)["r"]
     assert len(result.token_ids) == cap

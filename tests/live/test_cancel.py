@@ -1,4 +1,4 @@
-"""Known fault 56: a client that leaves stops the work within one step, and leaks nothing."""
+"""A client that leaves stops the work within one step, and leaks nothing."""
 
 import asyncio
 from contextlib import aclosing

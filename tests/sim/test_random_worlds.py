@@ -61,7 +61,7 @@ def test_failed_rows_end_their_requests_alone():
 
 
 def test_1000_cancellations_at_random_moments_leak_nothing():
-    """Known fault 4: a disconnect in mid-block leaked one block of KV each time."""
+    """A disconnect in mid-block leaked one block of KV each time."""
     run_world(11, POLICIES[2], requests=1000, cancel_share=1.0)
 
 

@@ -143,7 +143,7 @@ def test_an_unloaded_request_takes_the_published_base_latency():
 
 
 def test_a_step_after_the_end_says_so_again():
-    """Known fault: the news of an end is lost with its instance, and the request is run again."""
+    """The news of an end is lost with its instance, and the request is run again."""
     rows = TraceExecutors(TraceOutcomes(0))
     request = make_request(output=32, block=32)
     rows.arrive(0, request)

@@ -9,7 +9,7 @@ from stepserve.core.ids import RequestId
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30))))
 def test_free_plus_held_is_capacity_whatever_happens(operations):
-    """Known fault 32: counters went negative after unusual orders of commits and aborts."""
+    """Counters went negative after unusual orders of commits and aborts."""
     ledger, held = PageLedger(50), {}
     for name, pages in operations:
         request_id = RequestId(f"r{name}")
