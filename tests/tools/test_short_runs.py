@@ -27,6 +27,7 @@ RUNS = {
     "examples/custom_policy.py": ("", "0 tokens settled -> 0.5"),
     "tools/chaos.py": ("--seconds 1 --every 1 --rate 2 --family diffusion", "nothing is left"),
     "tools/compile.py": ("{folder} --only core/segment", ""),
+    "tools/config_reference.py": ("--check", "is what the code says"),
     "tools/demonstrate.py": ("dilaserve --short", "all answered, all replayed"),
     "tools/fuzz_simulations.py": ("--seeds 2", "2 of 2 worlds passed"),
     "tools/random_checkpoint.py": ("{folder} --layers 1 --hidden 64", "parameters in"),

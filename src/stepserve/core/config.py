@@ -135,8 +135,8 @@ class ControlConfig:
 class ServeConfig:
     """Everything ``stepserve serve`` can be told."""
 
-    model: str = "bundled"
-    engine: Choice = Choice("torch")
+    model: str = "bundled"  # or the folder of a checkpoint, or its name on the hub
+    engine: Choice = Choice("torch")  # what runs the steps
     served_model_name: str = ""  # what clients call it; default: the model's own name
     host: str = "127.0.0.1"
     port: int = 8000
@@ -147,21 +147,19 @@ class ServeConfig:
     device: str = "cpu"
     dtype: str = "float32"
     profile: str = ""  # step-time table; default: the one in the model's folder
-    keep_profile: str = (
-        ""  # file of an autoregressive model's batch times: read at start, written at end
-    )
+    keep_profile: str = ""  # file of autoregressive batch times: read at start, written at end
     predictor: Choice = field(default_factory=lambda: Choice("auto"))  # of remaining steps
     events: str = ""  # file for the event log; none by default
     log_steps: str = ""  # file for the step log; none by default
     cache_mode: str = "dual"  # what a request's `dlm.cache: auto` means
     refresh_scope: str = "full"  # what `dlm.refresh_scope: auto` means with a cache
-    max_running_requests: int = 32
-    kv_pages: int = 4096
-    page_tokens: int = 16
+    max_running_requests: int = 32  # most requests that one instance steps at a time
+    kv_pages: int = 4096  # of each instance, times its degree
+    page_tokens: int = 16  # positions in a page
     hang_s: float = 60.0  # an instance busy with one thing for longer is given up
     operator_api: bool = False  # serve /cluster, too: its state, and changes of the layout
-    trust_slo_headers: bool = True
-    strict_fields: bool = False
+    trust_slo_headers: bool = True  # a request's headers go before its body
+    strict_fields: bool = False  # refuse unknown fields of a request
     default_slo_class: str = "standard"
     slo_classes: Mapping[str, SLOClass] = field(
         default_factory=lambda: {
