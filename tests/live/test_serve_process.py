@@ -23,7 +23,7 @@ def start_server(*options):
     command = [sys.executable, "-m", "stepserve.cli.main", "serve", "--port", str(port), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
-        if "is up" in line:
+        if "serving stepserve-bundled at" in line or "serving mine at" in line:
             return process, f"http://127.0.0.1:{port}"
     raise AssertionError(f"the server ended with {process.wait()} before it was ready")
 

@@ -4,7 +4,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepserve.core.errors import FieldError
+from stepserve.cli.options import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    check_folder,
+    check_numbers,
+    check_output,
+)
 
 if TYPE_CHECKING:
     from stepserve.cost.boosted_fit import Study
@@ -65,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
 def _bundled_model(args: argparse.Namespace) -> None:
     from stepserve.engine.bundled.train import Settings, train
 
+    check_numbers(args, {"minutes": POSITIVE, "processes": AT_LEAST_ONE, "seed": NOT_NEGATIVE})
+    check_folder("--out", args.out)
     settings = Settings(
         out=args.out,
         minutes=args.minutes,
@@ -78,8 +88,11 @@ def _bundled_model(args: argparse.Namespace) -> None:
 def _step_log(args: argparse.Namespace) -> None:
     from stepserve.cli.step_logging import log_bundled
 
-    if args.problems < 1:
-        raise FieldError("problems", "must be at least 1")
+    check_numbers(args, {"problems": AT_LEAST_ONE, "seed": NOT_NEGATIVE})
+    for name, rule in (("thresholds", SHARE), ("limits", AT_LEAST_ONE)):
+        for value in getattr(args, name):
+            check_numbers(argparse.Namespace(**{name: value}), {name: rule})
+    check_output("--out", args.out)
     count = log_bundled(args.out, args.problems, args.thresholds, args.limits, args.seed)
     print(f"steps of {count} requests written to {args.out}")
 
@@ -92,6 +105,11 @@ def _predictor(args: argparse.Namespace) -> None:
     from stepserve.cost.features import split, training_rows
     from stepserve.cost.step_log import read_step_logs
 
+    check_numbers(args, {"seed": NOT_NEGATIVE})
+    path = args.out
+    if path.is_dir() or not path.suffix:
+        path = path / PREDICTOR_FILE
+    check_folder("--out", path.parent)
     rows = training_rows(read_step_logs(args.log))
     left_out = ", ".join(f"{count} {why}" for why, count in rows.left_out.items())
     print(f"{rows.requests} requests, {len(rows.remaining)} steps; left out: {left_out}")
@@ -103,8 +121,6 @@ def _predictor(args: argparse.Namespace) -> None:
         wmape=result.by_features["confidence"],
         source=f"{names}: {rows.requests} requests, four fifths of them trained on",
     )
-    folder = args.out.is_dir() or not args.out.suffix
-    path = args.out / PREDICTOR_FILE if folder else args.out
     path.parent.mkdir(parents=True, exist_ok=True)
     model.save(path)
     print(f"written to {path} ({path.stat().st_size // 1000} KB)")

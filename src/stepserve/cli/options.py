@@ -52,6 +52,13 @@ def check_output(name: str, path: Path | None) -> None:
         raise FieldError(name, f"{path} cannot be written")
 
 
+def check_folder(name: str, folder: Path) -> None:
+    """Raises FieldError unless the folder can be written to, or made with its parents."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise FieldError(name, f"{folder} is no folder that can be written to")
+
+
 def write_json(name: str, path: Path | None, content: Mapping[str, Any]) -> None:
     """Write a result where it was asked for, if it was."""
     if path is None:

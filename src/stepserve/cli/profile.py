@@ -5,6 +5,7 @@ import contextlib
 import platform
 from pathlib import Path
 
+from stepserve.cli.options import AT_LEAST_ONE, check_numbers, check_output
 from stepserve.core.config import ServeConfig
 from stepserve.core.model import ModelFacts
 from stepserve.core.protocols import Executor
@@ -47,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from stepserve.families.profiles import BATCH_PROFILE, lone_executor, machine
     from stepserve.live.instance_factory import make_engine
 
+    check_numbers(args, dict.fromkeys(("threads", "tp", "repeats"), AT_LEAST_ONE))
+    check_output("--out", vars(args).get("out"))
     config = ServeConfig(
         model=args.model, device=args.device, dtype=args.dtype, layout=str(args.tp)
     )
@@ -55,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     measure = _measure_batches if autoregressive else _measure_steps
     default = "step_profile.json" if args.tp == 1 else f"step_profile_tp{args.tp}.json"
     out = vars(args).get("out") or Path(BATCH_PROFILE if autoregressive else default)
+    check_output("--out", out)
     runs_on = f"{args.device}, {args.dtype}, {machine(args.tp, args.threads)}"
     with contextlib.closing(lone_executor(config, engine, args.tp, args.threads)) as executor:
         profile = measure(executor, engine.facts, runs_on, args.repeats)

@@ -251,6 +251,17 @@ def listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
+def _instances(config: ServeConfig) -> str:
+    """How many, their degrees where not all are 1, and what they run on."""
+    degrees, threads = config.degrees, cores_per_share(config)
+    what = f"{len(degrees)} instance{'s' * (len(degrees) > 1)}"
+    if max(degrees) > 1:
+        what += f" of tensor-parallel degrees {'+'.join(map(str, degrees))}"
+    each = "share" if max(degrees) > 1 else "instance"
+    cpus = f"{threads} CPU thread{'s' * (threads > 1)} per {each}"
+    return f"{what}, {cpus if config.device == 'cpu' else config.device}"
+
+
 def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
     """Serve until told to stop; the exit status. ``host``: see ``build_cluster``."""
     listener = listen(config)
@@ -262,28 +273,24 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
 
     async def run() -> None:
         cluster.start()
-        logger.info(
-            "serving %s on http://%s:%d: instances of degree %s, %d threads a share",
-            engine.facts.name,
-            config.host,
-            config.port,
-            ", ".join(map(str, config.degrees)),
-            cores_per_share(config),
-        )
-        watch = asyncio.ensure_future(leave_if_nothing_starts())
+        watch = asyncio.ensure_future(announce())
         try:
             await server.serve(sockets=[listener])
         finally:
             watch.cancel()
             await cluster.stop()
 
-    async def leave_if_nothing_starts() -> None:
-        """A cluster of which no instance could be built is a mistake to be seen at once."""
-        while not cluster.loop.ever_up:
-            if len(cluster.loop.lost_ids) >= len(config.degrees):
+    async def announce() -> None:
+        """Say that it serves once it does, or that no instance could be built, and leave then."""
+        while not (server.started and cluster.frontend.ready()):
+            if not cluster.loop.ever_up and len(cluster.loop.lost_ids) >= len(config.degrees):
                 logger.error("no instance could be started")
                 server.should_exit = True
+                return
             await asyncio.sleep(0.1)
+        port = listener.getsockname()[1]
+        what = f"{engine.facts.name} at http://{config.host}:{port} ({_instances(config)})"
+        logger.info("serving %s", what)
 
     asyncio.run(run())
     return 0 if server.started and cluster.loop.ever_up else 1
