@@ -58,7 +58,7 @@ def test_the_parsers_accept(document, command, monkeypatch):
     cli._parser(name).parse_args(words)
 
 
-class Accepted(Exception):
+class ParsedError(Exception):
     """The arguments were parsed: no more is run."""
 
 
@@ -80,8 +80,8 @@ def accept_script(script, words, monkeypatch):
 
     def parsed(self, args=None, namespace=None):
         parse(self, args, namespace)
-        raise Accepted
+        raise ParsedError
 
     monkeypatch.setattr(parser, "parse_known_args", parsed)
-    with pytest.raises(Accepted):
+    with pytest.raises(ParsedError):
         module.main(*([words] if script == "benchmarks/gpu/run.py" else []))
