@@ -25,13 +25,18 @@ DIFFUSION = {"dataset": "workload"}
 AUTOREGRESSIVE = {"attainment": "tbt_attainment", "e2e_mean_s": "latency_mean_s"}
 """Renamed columns of version 0.3, by the family that a row shows to be of."""
 
+SYSTEMS = {"stepserve-all-resident": "stepserve-all-running"}
+"""Renamed systems of version 0.3."""
+
 
 def renamed(row: Row) -> Row:
     """A row with today's names of columns; one of today as it is."""
     if "family" in row or "swept" in row:
         return row
     names = AUTOREGRESSIVE if "workload" in row else DIFFUSION
-    return {"kind": "run"} | {names.get(name, name): value for name, value in row.items()}
+    renames = {"system": SYSTEMS.get(row["system"], row["system"])} if "system" in row else {}
+    now = {names.get(name, name): value for name, value in row.items()}
+    return {"kind": "run"} | now | renames
 
 
 def read(path: Path) -> list[Row]:
