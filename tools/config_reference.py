@@ -22,23 +22,26 @@ PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
 HEAD = """# Configuration
 
-`tools/config_reference.py` makes this page from the code, so it is complete. Keys are those of a
-file in TOML, for `stepserve serve --config FILE`. An unknown key is an error that names it.
+`tools/config_reference.py --write` makes this page from the code, and a test fails where it is
+stale. The keys are those of the TOML file that `stepserve serve --config FILE` reads. An unknown
+key is an error that names it. [operations.md](operations.md) says what the keys are for.
 
-A part (a policy, an engine, a planner, a forecast) is named by a string, or by a table with its
-options:
+A *part* is anything that the file names: a policy, an engine, a planner or a forecast. A string
+names a part. A table names it with `use`, and gives its options beside:
 
 ```toml
 max_running_requests = 16
-predictor = "mean"
+predictor = "mean"                      # a name of this page
+engine = "my_package.engine:MyEngine"   # or package.module:Class
 
 [control.threshold]
-use = "deadline_fit"           # or package.module:Class, or a name that your package registers
+use = "deadline_fit"
 margin = 0.9
 ```
 
-A table without `use` changes options of the default. An option that means nothing to the model's
-family is an error.
+A table without `use` changes options of the default part. A key that has no effect on the model's
+family is an error when the server starts. Words that are ours are in the
+[vocabulary](vocabulary.md); names such as *DiLaServe B5* lead to [papers.md](papers.md).
 """
 
 KINDS = {"forecast": "predictor", "engine": "engine"}
@@ -47,8 +50,8 @@ KINDS = {"forecast": "predictor", "engine": "engine"}
 
 def comments(cls: type[Any]) -> dict[str, str]:
     """What the comment behind each field says."""
-    found = re.findall(r"^    (\w+): [^#\n]*# (.+)$", inspect.getsource(cls), re.MULTILINE)
-    return dict(found)
+    sources = "".join(inspect.getsource(c) for c in cls.__mro__ if dataclasses.is_dataclass(c))
+    return dict(re.findall(r"^ +(\w+): [^#\n]*# (.+)$", sources, re.MULTILINE))
 
 
 def shown(value: Any) -> str:
@@ -58,15 +61,16 @@ def shown(value: Any) -> str:
     if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
         return "see below"
     if value is None:
-        return "none"
+        return "not set"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{list(value)}`" if isinstance(value, tuple) else f"`{value!r}`".replace("'", '"')
 
 
 def documentation(cls: type[Any]) -> str:
-    """A class's docstring as paragraphs of Markdown."""
-    return re.sub(r"``(.+?)``", r"`\1`", inspect.getdoc(cls) or "")
+    """A class's docstring, after those of the classes it extends, as paragraphs of Markdown."""
+    texts = [c.__doc__ for c in reversed(cls.__mro__) if dataclasses.is_dataclass(c) and c.__doc__]
+    return re.sub(r"``(.+?)``", r"`\1`", "\n\n".join(inspect.cleandoc(text) for text in texts))
 
 
 def table(cls: type[Any]) -> Iterator[str]:
@@ -78,16 +82,18 @@ def table(cls: type[Any]) -> Iterator[str]:
     yield "|---|---|---|" if said else "|---|---|"
     for field in fields:
         default = getattr(cls(), field.name)
-        cells = [f"`{field.name}`", shown(default), *([said.get(field.name, "")] if said else [])]
+        by_family = "Choice" in str(field.type) and default is None
+        cells = [f"`{field.name}`", "by family, see below" if by_family else shown(default)]
+        cells += [said.get(field.name, "")] if said else []
         yield f"| {' | '.join(cells)} |"
     yield ""
 
 
-def first_paragraph(cls: type[Any]) -> str:
-    """What a part's module says first."""
+def first_paragraph(cls: type[Any], alone: bool) -> str:
+    """What a part's module says first; its class, if it is not the module's only one."""
     module = sys.modules[cls.__module__]
-    text = ast.get_docstring(ast.parse(inspect.getsource(module))) or ""
-    return re.sub(r"``(.+?)``", r"`\1`", " ".join(text.split("\n\n")[0].split()))
+    text = ast.get_docstring(ast.parse(inspect.getsource(module))) if alone else cls.__doc__
+    return re.sub(r"``(.+?)``", r"`\1`", " ".join((text or "").split("\n\n")[0].split()))
 
 
 def parts() -> Iterator[str]:
@@ -97,12 +103,13 @@ def parts() -> Iterator[str]:
         used = [(f, f.defaults[kind].use) for f in FAMILIES.values() if kind in f.defaults]
         if used:
             yield "By default: " + ", ".join(f"`{use}` ({f.name})" for f, use in used) + ".\n"
+        modules = [path.partition(":")[0] for path in names.values()]
         for name in names:
             cls = load(kind, name)
             if cls is None:
-                yield f"### `{name}`\n\nDoing without.\n"
+                yield f"### `{name}`\n\nNothing does this.\n"
                 continue
-            yield f"### `{name}`\n\n{first_paragraph(cls)}\n"
+            yield f"### `{name}`\n\n{first_paragraph(cls, modules.count(cls.__module__) == 1)}\n"
             if dataclasses.fields(cls.Options):
                 yield documentation(cls.Options) + "\n"
                 yield from table(cls.Options)

@@ -1,36 +1,31 @@
-"""The table of options of autoregressive models has them all, with the defaults they have."""
+"""The page of configuration keys is what the code says, and its published settings exist."""
 
-import dataclasses
-import re
+import importlib.util
 import tomllib
 from pathlib import Path
 
-from stepserve.core.config import Choice, ControlConfig, from_table
-from stepserve.families.autoregressive import AUTOREGRESSIVE
-from stepserve.families.registry import load
+from stepserve.core.config import ControlConfig, from_table
+from stepserve.families.registry import BUILT_IN, chosen
 
-TEXT = (Path(__file__).parent.parent.parent / "docs" / "operations.md").read_text()
-EVERYBODY = ("tbt_s", "chunk_tokens", "push_pages")
-
-
-def value(text):
-    return tomllib.loads(f"value = {text}")["value"]
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tools/config_reference.py"
+spec = importlib.util.spec_from_file_location("config_reference", SCRIPT)
+reference = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(reference)
 
 
-def test_every_option_is_documented_with_its_default():
-    table = TEXT.split("Options of a policy stand in", 1)[1].split("\n## ", 1)[0]
-    rows = re.findall(
-        r"^\| `([\w.]+)` \| `?([^|`]+)`? \|(?: `?([^|`]*)`? ?)\| \S", table, flags=re.M
-    )
-    expected = {name: getattr(ControlConfig(), name) for name in EVERYBODY}
-    for kind in ("batching", "placement", "segment_cost"):
-        part = load(kind, AUTOREGRESSIVE.defaults[kind].use)
-        options = dataclasses.asdict(part.Options())
-        expected |= {f"{kind}.{key}": v for key, v in options.items() if v is not None}
-    assert {key: value(default) for key, default, _ in rows} == expected
-    published = {key: value(paper) for key, _, paper in rows if paper}
-    for kind, name in (("batching", "tbt_budget"), ("placement", "tandem_split")):
-        options = {k.split(".")[1]: v for k, v in published.items() if k.startswith(kind)}
-        control = from_table(ControlConfig, {kind: {"use": name, **options}})
-        assert getattr(control, kind) == Choice(name, options)
-        from_table(load(kind, name).Options, options)
+def test_the_page_is_what_the_code_says():
+    fresh = reference.page()
+    assert reference.PAGE.read_text() == fresh, "python tools/config_reference.py --write"
+    for names in BUILT_IN.values():
+        assert all(f"### `{name}`\n" in fresh for name in names)
+
+
+def test_the_published_settings_of_micro_requests_can_be_configured():
+    text = (ROOT / "docs/micro-requests.md").read_text()
+    (block,) = text.split("## The published settings")[1].split("```toml\n")[1:]
+    control = from_table(ControlConfig, tomllib.loads(block.split("```")[0])["control"])
+    assert (control.batching.use, control.placement.use) == ("tbt_budget", "tandem_split")
+    assert control.placement.options["gain"] == 0.05
+    for kind in ("batching", "placement"):
+        chosen(kind, getattr(control, kind))

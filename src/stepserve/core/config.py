@@ -13,16 +13,13 @@ from stepserve.core.request import CacheMode, RefreshScope
 
 @dataclass(frozen=True, slots=True)
 class SLOClass:
-    """Targets that fill what a request leaves open; ``None`` means no target.
+    """Targets that fill what a request of the class leaves open. Without a value: no target."""
 
-    ``weight`` is also the most that a request of the class may ask for.
-    """
-
-    e2e_s: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    weight: float = 1.0
-    tbt_s: float | None = None
+    e2e_s: float | None = None  # from arrival to the last token: the deadline
+    ttft_s: float | None = None  # until the first token
+    tpot_s: float | None = None  # mean time per token after the first
+    weight: float = 1.0  # also the most that a request of the class may ask for
+    tbt_s: float | None = None  # each gap between two tokens
 
     def __post_init__(self) -> None:
         """Raises FieldError for a target or weight that is not positive."""
@@ -56,48 +53,31 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
-    """Policies, each with options of its own, and the numbers that are everybody's.
+    """Policies, each with options of its own, and the numbers that are everybody's."""
 
-    ``None`` is the default of the model's family.
-
-    ``margin``: share of a deadline that is planned against (DiLaServe B1: 0.9).
-    ``infeasible``: what becomes of requests whose deadline cannot be met: ``lowest_threshold`` (as
-    published), or ``preempt`` (they leave their place to others).
-    ``predict_every_tokens``: newly settled tokens between forecasts (DiLaServe B5: 8).
-    ``admitted_limit``: most requests placed at once (DiLaServe B1), ``running_tokens``: most
-    full-length tokens placed on one instance (DiLaServe B7); 0: no such limit.
-    ``caps_every_s``: least time between two updates of the threshold caps.
-    ``report_every_s``: how often an instance reports on its running requests.
-    ``plan_every_s``: how often the layout is planned, on the arrivals of that long.
-
-    Of autoregressive models: ``tbt_s`` is the target between two tokens where the request has
-    none, ``chunk_tokens`` the most prefill in one batch, ``push_pages`` are sent to the second
-    instance while the first computes (DynaServe 3.7; 0: all at the end).
-    """
-
-    placement: Choice | None = None
-    batching: Choice | None = None
-    threshold: Choice | None = None
-    load_control: Choice | None = None
-    migration: Choice | None = None
-    refresh: Choice | None = None
-    segment_cost: Choice | None = None
-    planner: Choice | None = None
-    queue: str = "deadline"
-    infeasible: str = "lowest_threshold"
-    thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
-    margin: float = 0.9
-    queue_limit: int = 256
-    admitted_limit: int = 0
-    running_tokens: int = 0
-    predict_every_tokens: int | None = None
-    caps_every_s: float = 1.0
-    report_every_s: float = 0.25
-    plan_every_s: float = 300.0
-    tp_degrees: tuple[int, ...] = (1, 2, 4)
-    tbt_s: float = 0.1
-    chunk_tokens: int = 2048
-    push_pages: int = 8
+    placement: Choice | None = None  # where a request goes
+    batching: Choice | None = None  # which steps run together
+    threshold: Choice | None = None  # confidence threshold of a step
+    load_control: Choice | None = None  # caps on thresholds under load
+    migration: Choice | None = None  # when a running request moves to another instance
+    refresh: Choice | None = None  # when keys and values are computed anew
+    segment_cost: Choice | None = None  # how long an instance is predicted to be busy
+    planner: Choice | None = None  # of the layout
+    queue: str = "deadline"  # of waiting requests; or fcfs, fcfs_drop (which drops late ones)
+    infeasible: str = "lowest_threshold"  # of deadlines; or preempt: give up the place
+    thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)  # candidates
+    margin: float = 0.9  # share of a deadline that is planned against (DiLaServe B1: 0.9)
+    queue_limit: int = 256  # most waiting requests; more are refused
+    admitted_limit: int = 0  # most requests placed at once (DiLaServe B1); 0: any number
+    running_tokens: int = 0  # most full-length tokens on an instance (DiLaServe B7); 0: any number
+    predict_every_tokens: int | None = None  # settled between forecasts: 8 (diffusion), 64
+    caps_every_s: float = 1.0  # least time between two updates of the threshold caps
+    report_every_s: float = 0.25  # how often an instance reports on its running requests
+    plan_every_s: float = 300.0  # how often the layout is planned, on the arrivals of that long
+    tp_degrees: tuple[int, ...] = (1, 2, 4)  # that the planner and the operator may form
+    tbt_s: float = 0.1  # autoregressive: target between two tokens where the request has none
+    chunk_tokens: int = 2048  # autoregressive: most prefill in one batch
+    push_pages: int = 8  # autoregressive: sent together before the cut; 0: all at the cut
 
     @property
     def plans(self) -> bool:
@@ -135,20 +115,20 @@ class ControlConfig:
 class ServeConfig:
     """Everything ``stepserve serve`` can be told."""
 
-    model: str = "bundled"  # or the folder of a checkpoint, or its name on the hub
+    model: str = "bundled"  # bundled, the folder of a checkpoint, or its name on the hub
     engine: Choice = Choice("torch")  # what runs the steps
     served_model_name: str = ""  # what clients call it; default: the model's own name
     host: str = "127.0.0.1"
     port: int = 8000
     instances: int = 2
-    layout: str = ""  # tensor-parallel degree of each instance at the start: 2,1; default: all 1
+    layout: str = ""  # tensor-parallel degrees at the start, such as 2,1, in place of instances
     cluster: str = "local"  # where instances live: local, ray, ray://auto or ray://HOST:PORT
-    threads_per_instance: int = 0  # a degree's: each of its shares; 0: even ones
+    threads_per_instance: int = 0  # CPU threads per share of an instance; 0: the cores evenly
     device: str = "cpu"
     dtype: str = "float32"
     profile: str = ""  # step-time table; default: the one in the model's folder
     keep_profile: str = ""  # file of autoregressive batch times: read at start, written at end
-    predictor: Choice = field(default_factory=lambda: Choice("auto"))  # of remaining steps
+    predictor: Choice = field(default_factory=lambda: Choice("auto"))  # of steps; auto: the best
     events: str = ""  # file for the event log; none by default
     log_steps: str = ""  # file for the step log; none by default
     cache_mode: str = "dual"  # what a request's `dlm.cache: auto` means

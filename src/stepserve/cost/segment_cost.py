@@ -70,16 +70,12 @@ class _Segments:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What batches look like: as the batching policy makes them.
+        """What batches look like. Give the values that the batching policy has."""
 
-        ``tbt_s``: the target that bounds a batch, infinite for ``static_chunk`` (default:
-        ``control.tbt_s``). ``safety``, ``overhead_s``, ``least_chunk_tokens``: see ``tbt_budget``.
-        """
-
-        tbt_s: float | None = None
-        safety: float = 0.95
-        overhead_s: float = 0.001
-        least_chunk_tokens: int = 64
+        tbt_s: float | None = None  # target of a batch, else control.tbt_s; inf for static_chunk
+        safety: float = 0.95  # see tbt_budget
+        overhead_s: float = 0.001  # see tbt_budget
+        least_chunk_tokens: int = 64  # see tbt_budget
 
         def __post_init__(self) -> None:
             """Raises FieldError naming the number that makes no sense."""

@@ -1,6 +1,8 @@
 """Parts by name, by entry point and by path; what is wrong is named before anything is built."""
 
 import dataclasses
+import inspect
+import re
 from importlib import metadata
 
 import pytest
@@ -29,14 +31,15 @@ def test_every_built_in_name_leads_to_a_part_with_documented_options(kind):
         options = part.Options()
         assert part.Options.__doc__
         for field in dataclasses.fields(options):
-            assert f"``{field.name}``" in _told(part), f"{name}: {field.name} is not explained"
+            told = rf"``{field.name}``|^ +{field.name}: .*  # \w"
+            assert re.search(told, _told(part), re.M), f"{name}: {field.name} is not explained"
 
 
 def _told(part):
-    """What is said of a part's options, in its class and those it inherits from."""
+    """What is said of a part's options, in its class and those it inherits from, or beside them."""
     of = [text for cls in part.__mro__ if (options := getattr(cls, "Options", None))
-          for text in (options.__doc__, cls.__doc__)]  # fmt: skip
-    return " ".join(filter(None, of))
+          for text in (inspect.getsource(options), cls.__doc__)]  # fmt: skip
+    return "\n".join(filter(None, of))
 
 
 def test_options_reach_the_part_and_the_rest_is_its_default():

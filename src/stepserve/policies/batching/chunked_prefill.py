@@ -40,17 +40,13 @@ class ChunkedPrefill(ABC):
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """``order`` of prefills: fcfs, priority, shortest or deadline.
+        """Of prefills. One that is starved is computed even if a token is late for it."""
 
-        ``ignore_ttft``: targets of it do not count (published). ``least_chunk_tokens``,
-        ``starvation_batches``, ``starved_s``: see the guard.
-        """
-
-        order: str = "fcfs"
-        ignore_ttft: bool = False
-        least_chunk_tokens: int = 64
-        starvation_batches: int = 4
-        starved_s: float = 0.4
+        order: str = "fcfs"  # or priority (by slo.weight), shortest, deadline
+        ignore_ttft: bool = False  # false: those that can meet a TTFT target first; published: true
+        least_chunk_tokens: int = 64  # what a starved prefill gets
+        starvation_batches: int = 4  # batches without a prefill until one is starved
+        starved_s: float = 0.4  # seconds without a prefill until one is starved
 
         def __post_init__(self) -> None:
             """Raises FieldError naming the number or word that makes no sense."""

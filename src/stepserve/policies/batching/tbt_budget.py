@@ -25,10 +25,10 @@ class TbtBudget(ChunkedPrefill):
 
     @dataclass(frozen=True, slots=True)
     class Options(ChunkedPrefill.Options):
-        """``safety``: share of the target that a batch may take, after ``overhead_s``."""
+        """How much of the target a batch may take."""
 
-        safety: float = 0.95
-        overhead_s: float = 0.001
+        safety: float = 0.95  # share of the target
+        overhead_s: float = 0.001  # what is taken off for the host
 
         def __post_init__(self) -> None:
             """Raises FieldError naming the number that makes no sense."""

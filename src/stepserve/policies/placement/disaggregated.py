@@ -25,10 +25,10 @@ class Disaggregated:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """``prefill_instances`` compute prompts, but those that fit ``bypass_tokens``."""
+        """Who computes prompts."""
 
-        prefill_instances: int = 1
-        bypass_tokens: int = 0
+        prefill_instances: int = 1  # the first ones by id
+        bypass_tokens: int = 0  # prompts that fit, with the prefills there, run where they decode
 
         def __post_init__(self) -> None:
             """Raises FieldError naming the number that makes no sense."""

@@ -31,20 +31,15 @@ class TandemSplit:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """``probes`` bounds the search, which stops where both sides are within ``epsilon``.
+        """The search for a cut, and what a cut must be worth."""
 
-        ``gain``: share of the request's own time that a cut must save (published: 0.05).
-        ``margin_tokens`` are added to the predicted output length, ``least_segment_tokens`` bound
-        a segment from below, ``pairs`` are looked at. ``ignore_ttft``: targets of it do not count.
-        """
-
-        probes: int = 6
-        epsilon: float = 0.05
-        gain: float = 0.6
-        margin_tokens: int = 20
-        least_segment_tokens: int = 64
-        pairs: int = 4
-        ignore_ttft: bool = False
+        probes: int = 6  # most cuts tried for a pair of instances
+        epsilon: float = 0.05  # sides so close, as a share of the request's time, end the search
+        gain: float = 0.6  # share of the request's time that a cut must save; published: 0.05
+        margin_tokens: int = 20  # added to the predicted output length
+        least_segment_tokens: int = 64  # shorter segments are not made
+        pairs: int = 4  # ordered pairs of instances that are looked at
+        ignore_ttft: bool = False  # false: no cut that misses a TTFT target; published: true
 
         def __post_init__(self) -> None:
             """Raises FieldError naming the number that makes no sense."""
