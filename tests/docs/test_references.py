@@ -7,8 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "src" / "stepserve"
-PARTS = "core|control|planning|cost|engine|gateway|metrics|sim|live|cli"
-DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PARTS = "core|control|policies|families|planning|cost|engine|gateway|metrics|sim|live|cli"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
