@@ -15,6 +15,10 @@ class FieldError(StepserveError):
         self.field = field
         self.message = message
 
+    def __reduce__(self) -> "tuple[type[FieldError], tuple[str, str]]":
+        """It may come out of another process."""
+        return FieldError, (self.field, self.message)
+
 
 def check(holds: bool, field: str, message: str) -> None:
     """Raises FieldError unless it holds."""
