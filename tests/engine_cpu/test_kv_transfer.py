@@ -118,6 +118,16 @@ def test_chunks_come_as_they_were_sent_in_order(ends, dtype):
     assert receiver.poll() == [], "each once"
 
 
+@pytest.mark.parametrize("ends", STREAMS, indirect=True)
+def test_what_an_engine_without_tensors_sends_comes_as_bytes(ends):
+    (sender, _), (receiver, address) = ends.make(), ends.make()
+    receiver.reserve("r", 1, 1 << 20)
+    sent = [KvChunk("r", 1, i, i + 1, (i,), bytes([i]) * 9000) for i in range(3)]
+    for chunk in sent:
+        sender.write(address, chunk)
+    assert gather(receiver, 3, sender) == sent
+
+
 def test_more_than_any_buffer_holds(ends):
     """20 MB: many times the ring, more than sockets keep."""
     (sender, _), (receiver, address) = ends.make(), ends.make()

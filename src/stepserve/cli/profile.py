@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 from stepserve.cli.options import AT_LEAST_ONE, check_numbers, check_output
-from stepserve.core.config import ServeConfig
+from stepserve.core.config import Choice, ServeConfig
 from stepserve.core.model import ModelFacts
 from stepserve.core.protocols import Executor
 from stepserve.core.request import Family
@@ -29,6 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         default=defaults.model,
         help="'bundled', a model folder, or organisation/name on the hub",
     )
+    parser.add_argument("--engine", default=defaults.engine.use, help="what runs the steps")
     parser.add_argument("--device", default=defaults.device, help="torch device")
     parser.add_argument("--dtype", default=defaults.dtype, help="float32, float16 or bfloat16")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each share")
@@ -51,7 +52,11 @@ def run(args: argparse.Namespace) -> int:
     check_numbers(args, dict.fromkeys(("threads", "tp", "repeats"), AT_LEAST_ONE))
     check_output("--out", vars(args).get("out"))
     config = ServeConfig(
-        model=args.model, device=args.device, dtype=args.dtype, layout=str(args.tp)
+        model=args.model,
+        engine=Choice(args.engine),
+        device=args.device,
+        dtype=args.dtype,
+        layout=str(args.tp),
     )
     engine = make_engine(config)
     autoregressive = engine.facts.family is Family.AUTOREGRESSIVE

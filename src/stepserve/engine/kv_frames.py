@@ -6,7 +6,7 @@ import math
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -34,14 +34,11 @@ class Outbox:
         self._begun = False
 
     def add(self, chunk: KvChunk) -> None:
-        """Copy a chunk, whose data is a tensor, to the end of the queue."""
-        assert isinstance(chunk.data, Tensor)
-        kv = chunk.data.cpu().contiguous()
-        dtype = str(kv.dtype).removeprefix("torch.")
+        """Copy a chunk, whose data is a tensor or bytes, to the end of the queue."""
+        dtype, shape, body = _as_bytes(chunk.data)
         about = (chunk.request_id, chunk.epoch, chunk.start, chunk.stop, chunk.checksums)
-        header = json.dumps([*about, dtype, kv.shape]).encode()
+        header = json.dumps([*about, dtype, shape]).encode()
         prefix = _PREFIX.pack(len(header), zlib.crc32(header))
-        body = kv.view(-1).view(torch.uint8).numpy().data
         frame = b"".join((prefix, header, body))
         self._frames.append(((chunk.request_id, chunk.epoch), memoryview(frame)))
 
@@ -105,7 +102,7 @@ def _parts(
         if zlib.crc32(header) != crc:
             raise ConnectionError("damaged header")
         chunk, dtype, shape = _about(header)
-        size = math.prod(shape) * dtype.itemsize
+        size = math.prod(shape) * (1 if dtype is None else dtype.itemsize)
         if size > room.get((chunk.request_id, chunk.epoch), 0):
             for begin in range(0, size, _SKIP_BYTES):
                 yield memoryview(bytearray(min(_SKIP_BYTES, size - begin)))
@@ -116,11 +113,22 @@ def _parts(
         except GeneratorExit:
             landed.append(chunk)
             raise
-        landed.append(replace(chunk, data=torch.frombuffer(data, dtype=dtype).view(shape)))
+        kv = bytes(data) if dtype is None else torch.frombuffer(data, dtype=dtype).view(shape)
+        landed.append(replace(chunk, data=kv))
 
 
-def _about(header: bytearray) -> tuple[KvChunk, torch.dtype, list[int]]:
-    """What a frame holds: the chunk without its data, and dtype and shape of that."""
+def _as_bytes(data: object) -> tuple[str, Sequence[int], bytes | memoryview]:
+    """What a chunk holds as dtype, shape and bytes."""
+    if isinstance(data, bytes):
+        return "bytes", (len(data),), data
+    assert isinstance(data, Tensor), "executors of other processes hand over tensors or bytes"
+    kv = data.cpu().contiguous()
+    dtype = str(kv.dtype).removeprefix("torch.")
+    return dtype, kv.shape, kv.view(-1).view(torch.uint8).numpy().data
+
+
+def _about(header: bytearray) -> tuple[KvChunk, torch.dtype | None, list[int]]:
+    """What a frame holds: the chunk without its data, and dtype (of bytes none) and shape of it."""
     try:
         request_id, epoch, start, stop, sums, dtype, shape = json.loads(header)
         if type(request_id) is not str or type(sums) is not list or type(shape) is not list:
@@ -130,7 +138,7 @@ def _about(header: bytearray) -> tuple[KvChunk, torch.dtype, list[int]]:
         if not 0 < len(shape) <= _DIMENSIONS or min(shape) < 1 or max(shape) >= 1 << 32:
             raise ValueError("not the shape of a chunk")
         chunk = KvChunk(RequestId(request_id), epoch, start, stop, tuple(sums), None)
-        return chunk, _DTYPES[dtype], shape
+        return chunk, None if dtype == "bytes" else _DTYPES[dtype], shape
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConnectionError("not a chunk") from error
 
