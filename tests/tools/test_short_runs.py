@@ -24,7 +24,6 @@ RUNS = {
     "benchmarks/scheduler.py": ("--batches 5 --places 10", "256 instances x 60 held"),
     "benchmarks/simulator.py": ("--requests 20 --train 50", "cost per request"),
     "benchmarks/transport.py": ("--rounds 1 --requests 2 --messages 2", "first token later by"),
-    "examples/custom_policy.py": ("", "0 tokens settled -> 0.5"),
     "tools/chaos.py": ("--seconds 1 --every 1 --rate 2 --family diffusion", "nothing is left"),
     "tools/compile.py": ("{folder} --only core/segment", ""),
     "tools/config_reference.py": ("--check", "is what the code says"),
@@ -35,11 +34,8 @@ RUNS = {
 }
 """By script: short options, and what is printed at the end."""
 
-PROCESSES = (
-    *("benchmarks/gateway.py", "benchmarks/transport.py"),
-    *("examples/custom_policy.py", "tools/demonstrate.py"),
-)
-"""They start others, or are plain scripts; the rest runs in this process, where torch is loaded."""
+PROCESSES = ("benchmarks/gateway.py", "benchmarks/transport.py", "tools/demonstrate.py")
+"""They start others; the rest runs in this process, where torch is loaded."""
 
 ELSEWHERE = {
     "benchmarks/gpu/run.py": "tests/engine_cpu/test_gpu_benchmark.py runs it",
@@ -52,7 +48,7 @@ ELSEWHERE = {
 def test_every_script_has_a_short_run():
     found = {
         str(path.relative_to(ROOT))
-        for folder in ("benchmarks", "tools", "examples")
+        for folder in ("benchmarks", "tools")  # examples: tests/examples
         for path in (ROOT / folder).rglob("*.py")
     }
     assert found == {*RUNS, *ELSEWHERE}

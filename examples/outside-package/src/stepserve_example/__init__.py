@@ -1,0 +1,1 @@
+"""Parts of stepserve that are not stepserve's: two policies and an engine without torch."""
