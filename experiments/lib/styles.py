@@ -29,7 +29,7 @@ STYLES = {
     "stepserve": Style(RED, SOLID, "D"),
     "stepserve-full-refresh": Style(BROWN, LONG, "<"),
     "dilaserve": Style(BLUE, SOLID, "o"),
-    "dilaserve-equal-settings": Style(BLUE, SHORT, "s"),
+    "dilaserve-two-settings": Style(BLUE, SHORT, "s"),
     "dilaserve-no-load-control": Style(PINK, SHORT, "v"),
     "dilaserve-no-slo-aware": Style(ORANGE, MIXED, "P"),
     "dilaserve-one-shot": Style(SKY, SHORT, "<"),

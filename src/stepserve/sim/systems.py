@@ -21,7 +21,7 @@ decoded. ``dynaserve`` is the published system as far as it is known, with the f
 DynaServe Part 3; the others of its name change one thing. ``stepserve`` is ours: the budget of a
 batch is what is left since each request's last token, TTFT targets count, prefills go by deadline.
 
-``dilaserve-equal-settings`` is the published system with two settings of ``stepserve``: its refresh
+``dilaserve-two-settings`` is the published system with two settings of ``stepserve``: its refresh
 of the output alone, every second block, and its bound of 20 running requests.
 """
 
@@ -98,7 +98,7 @@ DIFFUSION: Mapping[str, System] = {
     "infaas": _FIXED,
     "llumnix": _variant(_FIXED, migration=Choice("recompute_step", {"gain": 0.0})),
     "dilaserve": _PUBLISHED,
-    "dilaserve-equal-settings": replace(
+    "dilaserve-two-settings": replace(
         _variant(_PUBLISHED, running_tokens=0),
         request=replace(_PUBLISHED.request, refresh_blocks=2, refresh_scope="output"),
         max_running_requests=20,

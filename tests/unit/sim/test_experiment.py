@@ -270,7 +270,7 @@ def test_published_systems_admit_by_the_size_of_the_cluster(gpus, limit):
 def test_the_ablations_differ_from_the_whole_in_one_thing():
     systems = SYSTEMS[Family.DIFFUSION]
     whole = as_table(systems["dilaserve"])
-    others = ("dilaserve-five-thresholds", "dilaserve-reconfigured", "dilaserve-equal-settings")
+    others = ("dilaserve-five-thresholds", "dilaserve-reconfigured", "dilaserve-two-settings")
     for name in systems:
         if name.startswith("dilaserve-") and name not in others:
             other = as_table(systems[name])
