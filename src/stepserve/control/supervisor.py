@@ -1,8 +1,8 @@
 """What outlives a global scheduler: where instances are, which requests are open, who left.
 
-A driver has every event handled here. When the scheduler fails, or is to be replaced, ``restart``
-makes a new one and says what it has to be told first (see ``recovery``). Pure, as the schedulers
-are: live and simulated clusters use the same.
+A driver has every event handled here, and tells of each action when it carries it out. When the
+scheduler fails, or is to be replaced, ``restart`` makes a new one and says what it has to be told
+first (see ``recovery``). Pure, as the schedulers are: live and simulated clusters use the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,10 +63,9 @@ class Supervisor:
         """Have the scheduler handle an event; returns what is to be done, in order."""
         moved = type(event) in _HEARD and self._hear(event)
         actions = self.scheduler.handle(now_s, event)
-        for action in actions:
-            self._note(action)
-        if moved and self.scheduler.settled:
-            self.layout = (*self.up.values(), *self.starting.values())
+        if moved and self.scheduler.stands:
+            asked = (action.spec for action in actions if isinstance(action, Rebuild))
+            self.layout = (*self.up.values(), *self.starting.values(), *asked)
         return actions
 
     def _hear(self, event: GlobalEvent) -> bool:
@@ -88,7 +87,8 @@ class Supervisor:
                 return True
         return False
 
-    def _note(self, action: GlobalAction) -> None:
+    def note(self, action: GlobalAction) -> None:
+        """An action is about to be carried out. One that never is, is not taken for done."""
         match action:
             case Send(_, SegmentPlaced() as placed):
                 row = self._open[placed.request.id]
@@ -102,9 +102,14 @@ class Supervisor:
         """The request is over, whether the scheduler said so or not."""
         self._open.pop(request_id, None)
 
-    def start(self, layout: Sequence[InstanceSpec]) -> SchedulerStarted:
-        """The first event of a cluster that begins with these instances."""
-        self.layout = tuple(layout)
+    def start(
+        self, layout: Sequence[InstanceSpec], starting: Sequence[InstanceSpec] = ()
+    ) -> SchedulerStarted:
+        """The first event of a cluster that begins with these instances.
+
+        ``starting``: those that the driver starts itself, without being asked.
+        """
+        self.layout, self.starting = tuple(layout), {spec.id: spec for spec in starting}
         return SchedulerStarted(0, self.layout)
 
     def restart(self, reached: Callable[[RequestId], Progress | None]) -> list[GlobalEvent]:

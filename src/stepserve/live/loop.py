@@ -278,6 +278,7 @@ class ControlLoop:
                 listen(handled)
         for action in actions:
             logger.debug("%s", action)
+            self.supervisor.note(action)
             self._carry_out(action)
 
     def _carry_out(self, action: GlobalAction) -> None:

@@ -140,9 +140,8 @@ class World:
     def start(self, specs: Sequence[InstanceSpec], requests: Sequence[Request]) -> None:
         """Bring the instances up and let the requests, in order of arrival, come."""
         self._slow = self.faults.slowdowns([spec.id for spec in specs])
-        self.supervisor.start(specs)
+        self.supervisor.start(specs, starting=specs)
         for spec in specs:
-            self.supervisor.starting[spec.id] = spec
             self._come_up(spec)
         self._arrivals = requests
         self._restart_later()
@@ -294,7 +293,9 @@ class World:
         self._restart_later()
 
     def _tell_global(self, event: GlobalEvent, _: None = None) -> None:
+        note = self.supervisor.note
         for action in self._global(self.now_s, event):
+            note(action)
             match action:
                 case Send(to, sent):
                     instance = self.instances.get(to)

@@ -1,6 +1,7 @@
 """What outlives a global scheduler."""
 
 from stepserve.control.supervisor import Supervisor
+from stepserve.core.actions import Finish, Rebuild
 from stepserve.core.events import (
     InstanceLost,
     InstanceUp,
@@ -28,19 +29,27 @@ def supervisor():
     made = Supervisor(
         lambda: assemble_global(DIFFUSION, config, StepTable({1: PROFILE, 2: PROFILE}))
     )
-    made.handle(0.0, made.start((A, B)))
+    handle(made, made.start((A, B)))
     return made
+
+
+def handle(made, event):
+    """As a driver: every action is carried out."""
+    actions = made.handle(0.0, event)
+    for action in actions:
+        made.note(action)
+    return actions
 
 
 def up(made, *specs):
     for spec in specs:
-        made.handle(0.0, InstanceUp(spec))
+        handle(made, InstanceUp(spec))
 
 
 def placed(made, name):
-    made.handle(0.0, RequestArrived(request(name)))
+    handle(made, RequestArrived(request(name)))
     forecast = StepForecast((0.9, 0.7, 0.5), (20.0, 15.0, 10.0), 48.0)
-    made.handle(0.0, Predicted(RequestId(name), forecast))
+    handle(made, Predicted(RequestId(name), forecast))
 
 
 def test_the_next_scheduler_is_told_where_instances_are():
@@ -54,7 +63,7 @@ def test_the_next_scheduler_is_told_where_instances_are():
 def test_a_lost_instance_is_formed_anew_and_the_layout_stands():
     made = supervisor()
     up(made, A, B)
-    made.handle(0.0, InstanceLost(B, ()))
+    handle(made, InstanceLost(B, ()))
     (started,) = made.restart(lambda _: None)
     assert started == SchedulerStarted(1, (A, B), (), (A,), (B,)), "its rebuild was asked for"
 
@@ -64,8 +73,8 @@ def test_open_requests_are_told_with_their_epochs_and_who_left_is_told_again():
     up(made, A, B)
     placed(made, "stays")
     placed(made, "leaves")
-    made.handle(0.0, RequestArrived(request("waits")))
-    made.handle(0.0, RequestCancelled(RequestId("leaves"), FinishReason.CANCELLED))
+    handle(made, RequestArrived(request("waits")))
+    handle(made, RequestCancelled(RequestId("leaves"), FinishReason.CANCELLED))
     started, *cancels = made.restart(lambda name: REACHED if name == "stays" else None)
     assert started.requests == (
         OpenRequest(request("stays"), REACHED, 1),
@@ -79,9 +88,23 @@ def test_open_requests_are_told_with_their_epochs_and_who_left_is_told_again():
 def test_what_is_answered_is_forgotten():
     made = supervisor()
     up(made, A)
-    made.handle(0.0, RequestArrived(request("gone")))
-    made.handle(0.0, RequestCancelled(RequestId("gone"), FinishReason.CANCELLED))
-    made.handle(0.0, RequestArrived(request("given up")))
+    handle(made, RequestArrived(request("gone")))
+    handle(made, RequestCancelled(RequestId("gone"), FinishReason.CANCELLED))
+    handle(made, RequestArrived(request("given up")))
     made.forget(RequestId("given up"))
     (started,) = made.restart(lambda _: None)
     assert not started.requests
+
+
+def test_an_action_that_was_not_carried_out_is_not_taken_for_done():
+    made = supervisor()
+    up(made, A, B)
+    handle(made, RequestArrived(request("waits")))
+    left = RequestCancelled(RequestId("waits"), FinishReason.CANCELLED)
+    assert [type(action) for action in made.handle(0.0, left)] == [Finish]
+    assert Rebuild in [type(action) for action in made.handle(0.0, InstanceLost(B, ()))]
+    started, *cancels = made.restart(lambda _: None)
+    assert started.requests == (OpenRequest(request("waits"), None, 0),), "its client still waits"
+    assert cancels == [left]
+    assert started.layout == (A, B)
+    assert started.starting == (), "nobody has begun to start B"
