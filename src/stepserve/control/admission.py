@@ -9,46 +9,20 @@ from collections.abc import Collection
 
 from stepserve.core.actions import Reject
 from stepserve.core.forecast import StepForecast
+from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceLoad, InstanceSpec
 from stepserve.core.protocols import Batches, CostModel, StepProgram
 from stepserve.core.request import Progress, Request
 
 
-def refusal(
-    now_s: float,
-    request: Request,
-    progress: Progress,
-    forecast: StepForecast,
-    *,
-    with_room: Collection[InstanceLoad],
-    loads: Collection[InstanceLoad],
-    ahead: int,
-    program: StepProgram,
-    cost: CostModel,
-) -> Reject | None:
-    """A rejection if the deadline is out of reach by the time the request would be served.
-
-    See ``completion_s``.
-    """
-    if request.deadline_s is None:
-        return None
-    left_s = request.deadline_s - now_s
-    need_s = completion_s(
-        request,
-        progress,
-        forecast,
-        with_room=with_room,
-        loads=loads,
-        ahead=ahead,
-        program=program,
-        cost=cost,
-    )
+def refusal(request_id: RequestId, need_s: float, left_s: float) -> Reject | None:
+    """A rejection if a request needs more seconds than are left to its deadline."""
     if need_s <= left_s:
         return None
     why = f"predicted {need_s:.3f} s, deadline in {left_s:.3f} s"
     if left_s <= 0.0:
         why = "the deadline has passed"
-    return Reject(request.id, max(1.0, min(60.0, need_s - left_s)), why)
+    return Reject(request_id, max(1.0, min(60.0, need_s - left_s)), why)
 
 
 def completion_s(

@@ -40,7 +40,7 @@ from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 from stepserve.core.status import ClusterStatus
 
 from . import splits
-from .admission import refusal
+from .admission import completion_s, refusal
 from .ledger import ClaimKind, Ledger, RequestState
 from .lifecycle import RequestPhase, RequestStep
 from .load_control import LoadControl
@@ -83,7 +83,7 @@ class GlobalScheduler:
         self._recovery: Recovery | None = None
 
     @property
-    def settled(self) -> bool:
+    def stands(self) -> bool:
         """Whether the layout stands: no change is under way, and no recovery."""
         return self._recovery is None and not self.reconfiguration.under_way
 
@@ -198,18 +198,21 @@ class GlobalScheduler:
         return self._place_queued(now_s)
 
     def _refuse(self, now_s: float, state: RequestState, forecast: StepForecast) -> Reject | None:
-        ledger, key = self.ledger, queue_key(state, self._config.queue)
-        return refusal(
-            now_s,
-            state.request,
+        """A rejection if the deadline is out of reach by the time the request would be served."""
+        request, ledger = state.request, self.ledger
+        if request.deadline_s is None:
+            return None
+        need_s = completion_s(
+            request,
             state.progress,
             forecast,
-            with_room=ledger.view(state.request, now_s).loads.values(),
+            with_room=ledger.view(request, now_s).loads.values(),
             loads=tuple(ledger.loads()),
-            ahead=bisect.bisect_left(self._queue, key),
+            ahead=bisect.bisect_left(self._queue, queue_key(state, self._config.queue)),
             program=self._program,
             cost=self._cost,
         )
+        return refusal(request.id, need_s, request.deadline_s - now_s)
 
     def _enqueue(self, state: RequestState) -> None:
         bisect.insort(self._queue, queue_key(state, self._config.queue))

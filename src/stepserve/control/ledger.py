@@ -172,9 +172,7 @@ class Ledger:
 
     def assign(self, state: RequestState, segment: Segment, *further: Segment) -> None:
         """Claim what the segments need under new epochs, which they are stamped with."""
-        if state.migration_target == segment.instance:
-            self._release(self.instances[segment.instance], state.request.id)
-        state.migration_target = None
+        self.cancel_migration(state)
         rows = (segment, *further)
         epochs = range(state.epoch + 1, state.epoch + 1 + len(rows))
         state.epoch += len(rows)

@@ -70,7 +70,7 @@ class Reconfiguration:
         actions: list[GlobalAction] = []
         if not self.under_way:
             return actions
-        if not self._slots:
+        while self._stages and not self._slots:  # whose instances are lost has nothing to do
             stage = self._stages.popleft()
             there = {instance.spec.slot for instance in ledger.instances.values()}
             self._stage_stops = stage.stop

@@ -18,7 +18,6 @@ def status_of(
         ),
         queued=queued,
         caps=tuple(state.cap for state in ledger.requests.values()),
-        layout_changes=change.changes,
         changing=change.under_way,
         forming=change.forming,
         recovering=recovery is not None,

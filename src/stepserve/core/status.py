@@ -37,7 +37,6 @@ class ClusterStatus:
     instances: tuple[InstanceStatus, ...]
     queued: int
     caps: tuple[float, ...]
-    layout_changes: int
     changing: bool
     forming: bool
     recovering: bool

@@ -140,6 +140,19 @@ def test_an_instance_lost_before_its_stage_is_not_formed_again():
     assert of(c.tell(InstanceStopped(SPECS[2])), Rebuild)
 
 
+def test_a_stage_whose_instances_are_all_lost_is_passed_over():
+    c = cluster()
+    c.tell(plan(PAIR, OTHER_PAIR))
+    for spec in SPECS[2:]:
+        assert not of(c.tell(InstanceLost(spec, ())), Rebuild)
+    c.tell(InstanceStopped(SPECS[0]))
+    (start,) = of(c.tell(InstanceStopped(SPECS[1])), Rebuild)
+    (other,) = of(c.tell(InstanceUp(start.spec)), Rebuild)
+    assert other.spec.slot == OTHER_PAIR.slot
+    c.tell(InstanceUp(other.spec))
+    assert not c.scheduler.reconfiguration.under_way
+
+
 def test_a_plan_that_leaves_a_request_without_a_place_is_dropped():
     big = slot_spec(0, 1)
     c = ScriptedCluster(big, slot_spec(2), planner="greedy", plan_every_s=10.0)
