@@ -11,7 +11,7 @@ from stepserve.core.protocols import StepProgram
 from stepserve.core.request import Family
 from stepserve.cost.forecast_parts import ForecastParts
 
-from .registry import load
+from .registry import chosen, inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,29 @@ class ModelFamily:
                 what = f"has no effect on {self.name} models: {why}"
                 raise FieldError(f"control.{name}", what)
         every = control.predict_every_tokens or self.predict_every_tokens
-        chosen: dict[str, Any] = {"predict_every_tokens": every}
+        filled: dict[str, Any] = {"predict_every_tokens": every}
         for kind, default in self.defaults.items():
             given = getattr(control, kind)
-            chosen[kind] = default if given is None else given.over(default)
-        return dataclasses.replace(control, **chosen)
+            filled[kind] = default if given is None else given.over(default)
+        return dataclasses.replace(control, **filled)
+
+    def check(self, control: ControlConfig, instances: int) -> list[Any]:
+        """The options of each part that is chosen, for a cluster of so many instances.
+
+        Raises FieldError for a part that there is not, and for an option that makes no sense; what
+        makes none on so few instances, ``Options.check_instances`` says.
+        """
+        options = []
+        control = self.resolved(control)
+        for kind in self.defaults:
+            part = chosen(kind, getattr(control, kind), self.name)
+            if part is not None:
+                options.append(part[1])
+                with inside(f"control.{kind}"):
+                    getattr(part[1], "check_instances", lambda _: None)(instances)
+        return options
 
     def weighs(self, control: ControlConfig) -> bool:
-        """Whether a policy makes use of ``slo.weight``: its class says so with ``weighs``."""
-        choice = self.resolved(control).load_control
-        return choice is not None and getattr(load("load_control", choice.use), "weighs", False)
+        """Whether a policy makes use of ``slo.weight``: its options say so with ``weighs``."""
+        kinds = (chosen(kind, getattr(self.resolved(control), kind)) for kind in self.defaults)
+        return any(getattr(part[1], "weighs", False) for part in kinds if part is not None)

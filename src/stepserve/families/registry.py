@@ -117,7 +117,7 @@ def load(kind: str, name: str, field: str = "") -> type[Any] | None:
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever a module of somebody else does
         if isinstance(error, ModuleNotFoundError) and not module.startswith(error.name or "?"):
             raise  # a package that the part needs, which the command line knows how to get
         raise FieldError(field, f"{path} cannot be loaded: {error}") from error
@@ -158,7 +158,7 @@ def chosen(
     of = getattr(cls, "family", None)
     if None not in (of, family) and of != family:
         raise FieldError(field, f"{choice.use} is for {of} models only")
-    with _inside(field):
+    with inside(field):
         return cls, from_table(cls.Options, choice.options)
 
 
@@ -170,12 +170,12 @@ def build(
     if found is None:
         return None
     cls, options = found
-    with _inside(field or f"control.{kind}"):
+    with inside(field or f"control.{kind}"):
         return cls(options, parts)
 
 
 @contextlib.contextmanager
-def _inside(field: str) -> Iterator[None]:
+def inside(field: str) -> Iterator[None]:
     """Errors of a part name its own keys; ``use`` stands for the choice of it."""
     try:
         yield

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stepserve.control.global_scheduler import GlobalScheduler
 from stepserve.control.local_scheduler import LocalScheduler
-from stepserve.core.config import Choice, ControlConfig, ServeConfig
+from stepserve.core.config import ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec, Link
 from stepserve.core.model import Engine
@@ -15,8 +15,6 @@ from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.step_table import StepProfiles
 
 from .assemble import FAMILIES, assemble_global, assemble_local
-from .autoregressive import AUTOREGRESSIVE
-from .diffusion import DIFFUSION
 from .forecasts import make_forecast, parts_of
 from .profiles import batch_profile, step_profiles, tp_degrees
 
@@ -51,43 +49,40 @@ class SchedulerSetup:
 def make_setup(config: ServeConfig, engine: Engine) -> SchedulerSetup:
     """What the schedulers of a served model are made of.
 
-    Raises FieldError for what the model cannot be served with.
+    Raises FieldError for what the model cannot be served with, before anything is measured.
     """
-    if engine.facts.family is Family.AUTOREGRESSIVE:
-        return _autoregressive(config, engine)
-    return _diffusion(config, engine)
+    family = FAMILIES[engine.facts.family]
+    family.check(config.control, len(config.degrees))
+    make_forecast(family, config.predictor, parts_of(engine.facts.folder))  # or refuses
+    timed = _autoregressive if family.name is Family.AUTOREGRESSIVE else _diffusion
+    return timed(config, engine, family.resolved(config.control))
 
 
-def _diffusion(config: ServeConfig, engine: Engine) -> SchedulerSetup:
+def _diffusion(config: ServeConfig, engine: Engine, control: ControlConfig) -> SchedulerSetup:
     if config.keep_profile:
         raise FieldError("keep_profile", "batch times are those of autoregressive models")
-    control = DIFFUSION.resolved(config.control)
-    degrees = tp_degrees(config, engine)
-    engine.check(degrees)
-    control = dataclasses.replace(control, tp_degrees=degrees)
+    control, degrees = _with_degrees(config, engine, control)
     profiles = StepProfiles(step_profiles(config, engine.facts, degrees))
     return SchedulerSetup(Family.DIFFUSION, control, profiles)
 
 
-def _autoregressive(config: ServeConfig, engine: Engine) -> SchedulerSetup:
+def _autoregressive(config: ServeConfig, engine: Engine, control: ControlConfig) -> SchedulerSetup:
     """Without a profile in the model's folder (``stepserve profile`` makes one) a few batches are
     measured now, on an instance of the lowest degree; in any case the schedulers correct
     theirs while they serve, each degree its own.
     """
     if config.log_steps:
         raise FieldError("log_steps", "step logs are of diffusion models: they train predictors")
-    if config.control.plans:
-        raise FieldError("control.planner", "layouts are planned for diffusion models only")
-    control = AUTOREGRESSIVE.resolved(config.control)
-    make_forecast(AUTOREGRESSIVE, config.predictor, parts_of(engine.facts.folder))  # or refuses
-    placement, others = control.placement or Choice(), len(config.degrees) - 1
-    first = placement.options.get("prefill_instances", 1)
-    if placement.use == "disaggregated" and not 1 <= first <= others:
-        what = f"must be in 1 .. {others}: some prefill, the others decode"
-        raise FieldError("control.placement.prefill_instances", what)
-    degrees = tp_degrees(config, engine)
-    engine.check(degrees)
-    control = dataclasses.replace(control, tp_degrees=degrees)
+    control, degrees = _with_degrees(config, engine, control)
     profile = batch_profile(config, engine, degrees[0])
     link = Link(profile.line.kv_bytes_per_token, COPY_BYTES_PER_S, COPY_S)
     return SchedulerSetup(Family.AUTOREGRESSIVE, control, profile, link)
+
+
+def _with_degrees(
+    config: ServeConfig, engine: Engine, control: ControlConfig
+) -> tuple[ControlConfig, tuple[int, ...]]:
+    """With the degrees that instances may have, which the engine can form."""
+    degrees = tp_degrees(config, engine)
+    engine.check(degrees)
+    return dataclasses.replace(control, tp_degrees=degrees), degrees

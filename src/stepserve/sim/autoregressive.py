@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec, Link
@@ -185,19 +184,8 @@ class AutoregressiveSimulation(Simulation):
     def check(cls, experiment: Experiment) -> None:
         """See ``Simulation.check``."""
         super().check(experiment)
-        hosts = experiment.hosts
-        for host in hosts:
+        for host in experiment.hosts:
             hardware(experiment, host.hardware, host.degree, 0)
-        for name, system in experiment.systems.items():
-            control = system.control
-            if control.plans:
-                what = "layouts are planned for diffusion models only"
-                raise FieldError(f"system.{name}.control.planner", what)
-            placement = control.placement or Choice()
-            first = placement.options.get("prefill_instances", 1)
-            if placement.use == "disaggregated" and not 0 < first < len(hosts):
-                field = f"system.{name}.control.placement.prefill_instances"
-                raise FieldError(field, "too many or none")
 
     def _of(self, spec: InstanceSpec) -> Hardware:
         return self._hardware[spec.id]

@@ -85,7 +85,7 @@ class Simulation(ABC):
             if system.control.plans and not experiment.setting.nodes:
                 raise FieldError(f"system.{name}.control.planner", "needs setting.nodes")
             try:
-                FAMILIES[experiment.family].resolved(system.control)
+                FAMILIES[experiment.family].check(system.control, len(experiment.hosts))
             except FieldError as error:
                 raise FieldError(f"system.{name}.{error.field}", error.message) from error
 

@@ -205,7 +205,7 @@ AUTOREGRESSIVE: Mapping[str, System] = {
     "dynaserve-static-2048": _STATIC,
     "dynaserve-serial-push": _variant(_DYNASERVE, push_pages=0),
     "dynaserve-cut-prompt": _placed(_DYNASERVE, "prompt_split", **_AS_PUBLISHED),
-    "dynaserve-cut-none": _placed(_DYNASERVE, "no_split", **_AS_PUBLISHED),
+    "dynaserve-cut-none": _placed(_DYNASERVE, "no_split", ignore_ttft=True),
     **{f"dynaserve-K{k}": _placed(_DYNASERVE, probes=k) for k in (1, 2, 4, 10)},
     **{f"dynaserve-margin{m}": _placed(_DYNASERVE, margin_tokens=m) for m in (0, 100)},
     "dynaserve-elapsed": _variant(_DYNASERVE, segment_cost=Choice("elapsed")),

@@ -23,6 +23,7 @@ VALUES = {
     "tbt_s": 0.2,
     "chunk_tokens": 64,
     "push_pages": 0,
+    "planner": "greedy",
 }
 
 
@@ -60,5 +61,22 @@ def test_a_table_without_use_changes_the_default():
 
 def test_a_policy_that_weighs_requests_says_so():
     assert DIFFUSION.weighs(make_control(load_control="marginal_caps"))
+    assert AUTOREGRESSIVE.weighs(make_control(batching={"order": "priority"}))
     assert not DIFFUSION.weighs(ControlConfig())
     assert not AUTOREGRESSIVE.weighs(ControlConfig())
+
+
+def test_options_that_make_no_sense_on_so_few_instances_are_named():
+    control = make_control(placement={"use": "disaggregated", "prefill_instances": 2})
+    AUTOREGRESSIVE.check(control, 3)
+    with pytest.raises(FieldError) as error:
+        AUTOREGRESSIVE.check(control, 2)
+    assert error.value.field == "control.placement.prefill_instances"
+
+
+@pytest.mark.parametrize("wrong", ["two", 0, True])
+def test_options_of_a_wrong_type_are_named_before_anything_is_made(wrong):
+    control = make_control(placement={"use": "disaggregated", "prefill_instances": wrong})
+    with pytest.raises(FieldError) as error:
+        AUTOREGRESSIVE.check(control, 3)
+    assert error.value.field == "control.placement.prefill_instances"

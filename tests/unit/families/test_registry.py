@@ -63,6 +63,8 @@ def test_a_path_leads_to_any_class():
         ("threshold", Choice("least_loaded"), "control.threshold", "unknown 'least_loaded'"),
         ("threshold", Choice("no.such:Part"), "control.threshold", "cannot be loaded"),
         ("threshold", Choice(f"{OUTSIDE}Nobody"), "control.threshold", "cannot be loaded"),
+        ("threshold", Choice(".x:Y"), "control.threshold", "cannot be loaded"),
+        ("threshold", Choice("support.raises:Part"), "control.threshold", "1 is not a policy"),
         ("threshold", Choice(f"{OUTSIDE}Unfinished"), "control.threshold", "needs a dataclass"),
         ("threshold", Choice(f"{OUTSIDE}check"), "control.threshold", "needs a dataclass"),
         (

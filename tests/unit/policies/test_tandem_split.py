@@ -1,6 +1,6 @@
 """Where an autoregressive request is cut, and when it is not."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import pytest
 from hypothesis import given
@@ -80,7 +80,8 @@ def place(
 ):
     forecast = StepForecast((1.0,), (float(output),), float(output))
     parts = Parts(None, None, ControlConfig(push_pages=push), segment_cost=cost)
-    policy = cls(options, parts)
+    given = {f.name: getattr(options, f.name) for f in fields(cls.Options)}
+    policy = cls(cls.Options(**given), parts)
     return policy.place(request(prompt, **facts), Progress(0, emitted), forecast, cluster)
 
 

@@ -55,6 +55,11 @@ class ChunkedPrefill(ABC):
                 check(getattr(self, name) >= 1, name, "must be at least 1")
             check(self.starved_s > 0.0, "starved_s", "must be positive")
 
+        @property
+        def weighs(self) -> bool:
+            """Whether ``slo.weight`` counts."""
+            return self.order == "priority"
+
     def __init__(self, options: Options, parts: Parts) -> None:
         """Raises FieldError if the guard's chunk is more than a batch may have."""
         fits = options.least_chunk_tokens <= parts.control.chunk_tokens

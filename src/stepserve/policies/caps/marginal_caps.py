@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,8 +30,6 @@ from .horizons import horizons
 class MarginalCaps:
     """Load control that knows what each request's quality is worth."""
 
-    weighs = True  # slo.weight
-
     @dataclass(frozen=True, slots=True)
     class Options:
         """``margin``: the share of a deadline that is planned against; else ``control.margin``.
@@ -40,6 +39,7 @@ class MarginalCaps:
         the published accuracy of LLaDA-8B on GSM8K, made monotone (DiLaServe B3).
         """
 
+        weighs: ClassVar[bool] = True  # slo.weight
         margin: float | None = None
         utilisation: float = 0.8
         quality_thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)

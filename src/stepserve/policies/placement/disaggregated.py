@@ -35,6 +35,11 @@ class Disaggregated:
             check(self.prefill_instances >= 1, "prefill_instances", "must be at least 1")
             check(self.bypass_tokens >= 0, "bypass_tokens", "must not be negative")
 
+        def check_instances(self, count: int) -> None:
+            """Raises FieldError where no instance would be left for one of the roles."""
+            what = f"must be in 1 .. {count - 1}: some prefill, the others decode"
+            check(self.prefill_instances < count, "prefill_instances", what)
+
     def __init__(self, options: Options, parts: Parts) -> None:
         self._prefill_instances = options.prefill_instances
         self._bypass_tokens = options.bypass_tokens

@@ -1,13 +1,32 @@
 """``tandem_split`` that never cuts: an ablation of DynaServe 3.5."""
 
+from dataclasses import asdict, dataclass
+
 from stepserve.core.protocols import Parts
 
+from .split_search import Plan, Search, Side
 from .tandem_split import TandemSplit
 
 
-class NoSplit(TandemSplit):
-    """A ``PlacementPolicy``; of the options, ``margin_tokens`` and ``ignore_ttft`` count."""
+@dataclass(frozen=True, slots=True)
+class NoSplitOptions:
+    """Those of ``tandem_split`` that do not concern cuts."""
 
-    def __init__(self, options: TandemSplit.Options, parts: Parts) -> None:
-        super().__init__(options, parts)
-        self._probes = 0
+    margin_tokens: int = 20  # added to the predicted output length
+    ignore_ttft: bool = False  # false: the instance that keeps a TTFT target; published: true
+
+    def __post_init__(self) -> None:
+        """Raises FieldError naming the number that makes no sense."""
+        TandemSplit.Options(**asdict(self))
+
+
+class NoSplit(TandemSplit):
+    """A ``PlacementPolicy``."""
+
+    Options = NoSplitOptions  # type: ignore[assignment]
+
+    def __init__(self, options: NoSplitOptions, parts: Parts) -> None:
+        super().__init__(TandemSplit.Options(**asdict(options)), parts)
+
+    def _best_cut(self, search: Search, sides: list[Side], whole: Plan) -> Plan:
+        return whole

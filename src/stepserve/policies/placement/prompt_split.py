@@ -3,14 +3,32 @@
 The first probe of the bisection is the prompt's share: an ablation of DynaServe 3.5.
 """
 
+from dataclasses import asdict, dataclass
+
 from stepserve.core.protocols import Parts
 
 from .tandem_split import TandemSplit
 
 
-class PromptSplit(TandemSplit):
-    """A ``PlacementPolicy``; ``probes`` and ``epsilon`` mean nothing to it."""
+@dataclass(frozen=True, slots=True)
+class PromptSplitOptions:
+    """As of ``tandem_split``, but for those of its search."""
 
-    def __init__(self, options: TandemSplit.Options, parts: Parts) -> None:
-        super().__init__(options, parts)
-        self._probes = 1
+    gain: float = 0.6  # share of the request's time that a cut must save; published: 0.05
+    margin_tokens: int = 20  # added to the predicted output length
+    least_segment_tokens: int = 64  # shorter segments are not made
+    pairs: int = 4  # ordered pairs of instances that are looked at
+    ignore_ttft: bool = False  # false: no cut that misses a TTFT target; published: true
+
+    def __post_init__(self) -> None:
+        """Raises FieldError naming the number that makes no sense."""
+        TandemSplit.Options(**asdict(self))
+
+
+class PromptSplit(TandemSplit):
+    """A ``PlacementPolicy``."""
+
+    Options = PromptSplitOptions  # type: ignore[assignment]
+
+    def __init__(self, options: PromptSplitOptions, parts: Parts) -> None:
+        super().__init__(TandemSplit.Options(probes=1, **asdict(options)), parts)

@@ -53,7 +53,6 @@ class TandemSplit:
         if parts.segment_cost is None:
             raise FieldError("control.placement", "tandem_split needs a segment cost")
         self._cost, self._control, self._options = parts.segment_cost, parts.control, options
-        self._probes = options.probes
 
     def place(
         self, request: Request, progress: Progress, forecast: StepForecast, view: ClusterView
@@ -84,6 +83,6 @@ class TandemSplit:
         """The best plan of two segments; ``whole``, that of one, if there is none."""
         options, own_s = self._options, whole.apart_s  # what it adds to its instance
         pairs = [pair for pair in PAIRS if max(pair) < len(sides)][: options.pairs]
-        bounds = options.least_segment_tokens, self._probes, options.epsilon * own_s
+        bounds = options.least_segment_tokens, options.probes, options.epsilon * own_s
         cuts = (plan for a, b in pairs for plan in search.cuts(sides[a], sides[b], *bounds))
         return min(cuts, default=whole)
