@@ -270,6 +270,19 @@ def test_a_capacity_of_diffusion_models_is_searched_by_deadlines(tmp_path):
     assert not probes[min(rate for rate in probes if rate > best["capacity_per_s"])]
 
 
+def test_a_system_that_holds_no_rate_has_a_row_with_names_and_no_rate(tmp_path):
+    config = CONFIG.replace('"infaas", "oracle"', '"infaas"').replace("[0, 1]", "[0]")
+    config = config.replace("rates_per_gpu_per_s = [1.0, 2.5]", "rates_of_capacity = [0.5]")
+    config = config.replace("requests = 30", "duration_s = 10.0")
+    config += '[capacity]\nsearch = "infaas"\nshare = 0.2\nstep_per_s = 1.0\n'
+    config += "[[slo]]\ne2e_s = 0.001\n"
+    (row,) = json.loads(run(tmp_path, "--jobs", "1", config=config))["rows"]
+    assert (row["kind"], row["system"], row["seed"]) == ("capacity", "infaas", 0)
+    assert row["capacity_per_s"] == 0.0
+    assert row["rate_per_s"] is None
+    assert not any(held for _, held in row["probes"])
+
+
 @pytest.mark.parametrize("option", ["--out", "--events", "--log-steps"])
 def test_a_folder_that_is_a_file_is_refused_before_any_work(tmp_path, capsys, option):
     (tmp_path / "config.toml").write_text(CONFIG)

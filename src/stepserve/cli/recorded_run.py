@@ -85,7 +85,8 @@ def recorded_table(path: Path) -> tuple[Recording, dict[str, Any]]:
         "predictor": "mean" if first.family is Family.DIFFUSION else "class_mean",
         "kv_tokens": spec.page_capacity * spec.page_tokens // spec.tp_degree,
         "page_tokens": spec.page_tokens,
-        "max_running_requests": spec.max_running_requests,
+        "max_running_requests": spec.max_running_requests // spec.tp_degree,
+        "running_per_gpu": True,
         "control": as_table(replace(setup.control, planner=None)),
     }
     degrees = Counter(spec.tp_degree for spec in specs.values())

@@ -185,6 +185,7 @@ def from_table(cls: type[T], table: Mapping[str, Any], path: str = "", base: T |
 
     Raises FieldError naming the dotted key for an unknown key or a value of a wrong type.
     """
+    _expect(table, Mapping, path)
     hints = typing.get_type_hints(cls)
     specs = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values = {} if base is None else {name: getattr(base, name) for name in specs}

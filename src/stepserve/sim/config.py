@@ -231,7 +231,8 @@ class System:
     ``known`` (the true length and noise of ``sigma_tokens``), ``class_mean`` (learnt from those
     that ended), ``longest`` (the limit). ``learn_steps``: whether schedulers correct their step
     table. ``kv_tokens``: positions of keys and values that fit beside the weights of one GPU; 0:
-    as the model says.
+    as the model says. ``running_per_gpu``: ``max_running_requests`` are for each GPU,
+    as the server's are, not for each instance.
     ``admitted_per_gpu`` sets ``control.admitted_limit`` from the cluster's size, at least 50
     (DiLaServe B1: 50 at 4 GPUs, 100 at 16); 0 for none. ``link_bytes_per_s``: in place of the
     setting's, if not 0. ``accuracy_points_lost``: percentage points that the request's refresh
@@ -246,6 +247,7 @@ class System:
     kv_tokens: int = 0
     page_tokens: int = 16
     max_running_requests: int = 32
+    running_per_gpu: bool = False
     admitted_per_gpu: float = 0.0
     accuracy_points_lost: float = 0.0
     link_bytes_per_s: float = 0.0

@@ -125,7 +125,7 @@ def changed(table: Table, *, quick: bool = False, changes: Sequence[str] = ()) -
     """A table with its ``[quick]`` and with changes (``KEY=VALUE``) laid over it."""
     quickly = table.get("quick", {})
     table = {key: value for key, value in table.items() if key not in ("quick", "figure")}
-    for key, value in _leaves(quickly) if quick else ():
+    for key, value in _leaves(quickly, "quick") if quick else ():
         table = put(table, key, value)
     for change in changes:
         key, _, text = change.partition("=")
@@ -147,7 +147,7 @@ def read_experiments(table: Table, recording: Recording | None = None) -> list[E
     Raises FieldError naming the dotted key at fault.
     """
     rest = {key: value for key, value in table.items() if key != "sweep"}
-    sweep = dict(_leaves(table.get("sweep", {})))
+    sweep = dict(_leaves(table.get("sweep", {}), "sweep"))
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
             raise FieldError(f"sweep.{key}", "needs a list of values")
@@ -161,14 +161,15 @@ def read_experiments(table: Table, recording: Recording | None = None) -> list[E
     return found
 
 
-def _leaves(table: Table, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted key."""
+def _leaves(table: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Values of the table of that ``name`` by dotted key."""
+    if not isinstance(table, dict):
+        raise FieldError(name, "must be a table")
     for key, value in table.items():
-        dotted = f"{path}.{key}" if path else key
         if isinstance(value, dict):
-            yield from _leaves(value, dotted)
+            yield from ((f"{key}.{inner}", leaf) for inner, leaf in _leaves(value, key))
         else:
-            yield dotted, value
+            yield key, value
 
 
 def put(table: Table, key: str, value: Any) -> Table:
@@ -251,10 +252,9 @@ def read_experiment(table: Mapping[str, Any], recording: Recording | None = None
 
 
 def _setting(table: Mapping[str, Any]) -> Setting:
-    rest = dict(table)
-    if "instances" in rest:
-        rest["instances"] = _rows(rest["instances"], "instances")
-    return from_table(Setting, rest, "setting")
+    if isinstance(table, Mapping) and "instances" in table:
+        table = {**table, "instances": _rows(table["instances"], "instances")}
+    return from_table(Setting, table, "setting")
 
 
 def _workload(table: Mapping[str, Any]) -> Workload:
@@ -298,23 +298,21 @@ def _systems(
 
     Compared are the ``systems`` named, by default all that have a table.
     """
-    systems, choices, names = dict(SYSTEMS[family]), {}, []
+    systems, choices, listed = dict(SYSTEMS[family]), {}, []
     for row in _rows(table.get("system"), "system"):
+        if not isinstance(row, Mapping) or not isinstance(row.get("name"), str):
+            raise FieldError("system.name", "needed, in each table")
         rest = dict(row)
         name, base, best = (rest.pop(key, None) for key in ("name", "base", "best_of"))
-        if not isinstance(name, str):
-            raise FieldError("system.name", "needed")
-        if base is not None and base not in systems:
+        if base is not None and (not isinstance(base, str) or base not in systems):
             raise _unknown_system(f"system.{name}.base", base, systems)
-        names.append(name)
+        listed.append(name)
         if best is not None:
-            choices[name] = tuple(best)
+            choices[name] = _names(best, f"system.{name}.best_of")
         elif rest or base:
             start = systems.get(base or name, FRESH[family])
             systems[name] = from_table(System, rest, f"system.{name}", start)
-    names = table.get("systems", names)
-    if not isinstance(names, list) or not names:
-        raise FieldError("systems", "needs a list of names, or tables [[system]]")
+    names = _names(table.get("systems", listed), "systems")
     compared = {
         name: choices.get(name) or candidates(family, name, instances) or (name,) for name in names
     }
@@ -325,9 +323,16 @@ def _systems(
     return compared, {name: systems[name] for name in used}
 
 
-def _unknown_system(field: str, name: str, known: Iterable[str]) -> FieldError:
+def _names(value: Any, field: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
+        raise FieldError(field, "needs a list of names of systems, or tables [[system]]")
+    return tuple(value)
+
+
+def _unknown_system(field: str, name: object, known: Iterable[str]) -> FieldError:
     """What to raise for a name that is none of the known ones."""
-    return FieldError(field, f"unknown {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    near = nearest(str(name), known)
+    return FieldError(field, f"unknown {name!r}{near}; known: {', '.join(known)}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -24,6 +24,8 @@ class Host:
     def spec(self, system: System, kv_tokens: int) -> InstanceSpec:
         """The instance of a system; ``kv_tokens`` fit on all of its GPUs."""
         page, places = system.page_tokens, system.max_running_requests
+        if system.running_per_gpu:
+            places *= self.degree
         return InstanceSpec(self.id, self.degree, kv_tokens // page, page, places, self.slot)
 
 

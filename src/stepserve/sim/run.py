@@ -249,8 +249,7 @@ class _Probes:
         """What came of the rate that was found; of none, which run it was to be."""
         best = self._ran.get(found.per_s)
         if best is None:
-            names = identity(self._runner.simulation(self._experiment, self._point))
-            best = Outcome(row_of(names | {"rate_per_s": None, "rate_per_gpu_per_s": None}))
+            best = Outcome(row_of(identity(self._experiment, self._point, None)))
         tried = [list(probe) for probe in found.probes]
         row = best.row | {"kind": "capacity", "capacity_per_s": found.per_s, "probes": tried}
         return replace(best, row=row)

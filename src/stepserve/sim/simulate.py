@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepserve.core.errors import FieldError
+from stepserve.core.request import Request
 
+from .experiment import Experiment
 from .instance import Learn, OnHandled, untimed
 from .measure import Clock, Meter
 from .record import RequestRecord
@@ -19,7 +21,7 @@ from .results import (
     machine_columns,
     row_of,
 )
-from .simulation import Simulation
+from .simulation import Point, Simulation
 from .verdict import EarlyEnd, NotHeldError, QueueSamples
 
 
@@ -63,11 +65,12 @@ def simulate(
             world.run()
     except NotHeldError:
         return None
+    rate_per_s = simulation.point.rate_per_s or recorded_rate_per_s(requests)
     records = list(world.records.values())
     judged = records[-count:]
     row = row_of(
         {
-            **identity(simulation),
+            **identity(experiment, simulation.point, rate_per_s),
             **client_columns(judged, search.patience_s),
             "queue_growth": samples.growth,
             **_accuracy(simulation, judged),
@@ -80,15 +83,15 @@ def simulate(
     return Outcome(row, timelined, meter.row() if meter else {})
 
 
-def identity(simulation: Simulation) -> Row:
-    """The part of a row that says which run it is."""
-    experiment, point = simulation.experiment, simulation.point
+def recorded_rate_per_s(requests: Sequence[Request]) -> float:
+    """The mean rate of requests that come as they were recorded."""
+    span_s = requests[-1].arrival_s - requests[0].arrival_s
+    return (len(requests) - 1) / span_s if span_s else 0.0
+
+
+def identity(experiment: Experiment, point: Point, rate_per_s: float | None) -> Row:
+    """The part of a row that says which run it is; ``None`` of no rate at all."""
     setting, gpus = experiment.setting, experiment.gpus
-    rate_per_s = point.rate_per_s
-    if not rate_per_s:
-        requests = simulation.requests
-        span_s = requests[-1].arrival_s - requests[0].arrival_s
-        rate_per_s = (len(requests) - 1) / span_s if span_s else 0.0
     relative = experiment.recording is None and base_s(experiment)
     return {
         "kind": "run",
@@ -99,9 +102,9 @@ def identity(simulation: Simulation) -> Row:
         "workload": experiment.workload.label,
         "seed": point.seed,
         "gpus": gpus,
-        "instances": len(simulation.specs),
+        "instances": len(experiment.hosts),
         "rate_per_s": rate_per_s,
-        "rate_per_gpu_per_s": rate_per_s / gpus,
+        "rate_per_gpu_per_s": None if rate_per_s is None else rate_per_s / gpus,
         "slo_multiple": setting.slo_multiple if relative else None,
         "swept": dict(experiment.swept),
     }
