@@ -458,7 +458,7 @@ class HandoverCluster:
                 assert one.epoch + 1 == after.epoch
             leaving = state.phase is RequestPhase.LEAVING
             assert not chain or chain[-1].stop is None or state.cancelled or leaving
-            queued = any(row[2] == name for row in self.scheduler._queue)
+            queued = any(key[2] == name for _, key in self.scheduler._queue.ranks())
             check_phase(state, queued)
 
     def check_machines(self):

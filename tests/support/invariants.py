@@ -39,8 +39,11 @@ class Invariants:
     def check_ledger(self):
         scheduler = self.world.supervisor.scheduler
         ledger = scheduler.ledger
-        queued = [row[2] for row in scheduler._queue]
-        assert scheduler._queue == sorted(scheduler._queue)
+        queued = [key[2] for _, key in scheduler._queue.ranks()]
+        assert len(queued) == len(scheduler._queue)
+        for rows in scheduler._queue._rows.values():
+            assert rows
+            assert rows == sorted(rows)
         assert len(queued) == len(set(queued))
         placed, expected = {}, {}
         for name, instance in ledger.instances.items():

@@ -1,6 +1,7 @@
 """Worlds drawn from a seed: any combination of policies, faults, cancellations and requests."""
 
 import random
+from dataclasses import replace
 
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope
 from support.parts import make_control
@@ -26,6 +27,7 @@ def random_config(seed):
         "migration": rng.choice(["none", "recompute_step", "any_step"]),
         "planner": rng.choice(["none", "greedy", "greedy"]),
         "queue": queue,
+        "tenant_weights": {"a": 2.0},
         "infeasible": infeasible,
         "refresh": rng.choice(["as_asked", "when_slack"]),
         "thresholds": (0.9, 0.7, 0.5),
@@ -92,11 +94,13 @@ def run_world(seed, config, requests=60, cancel_share=0.2, **faults):
     """Run a world to its rest and check that nothing is left."""
     specs = make_slots(pages=60) if config.planner != "none" else None
     world = ToyWorld(seed, config=config, specs=specs, **faults)
-    rng = random.Random(seed + 1)
+    rng, whose = random.Random(seed + 1), random.Random(f"{seed}/tenants")
+    tenants = whose.choice([("",), ("a", "b"), ("a", "b", "b", "b", "c")])
     when_s = 0.0
     for index in range(requests):
         when_s += rng.expovariate(40.0)
         request = random_request(rng, f"r{index}", when_s)
+        request = replace(request, tenant=whose.choice(tenants))
         world.arrive(request)
         if rng.random() < cancel_share:
             world.cancel_at(when_s + rng.random() * 0.3, request.id)

@@ -4,7 +4,6 @@ A pure function of (state, time, event), like the local one. A request is in exa
 place: waiting for its forecast, in the queue, or placed, with further segments planned or not.
 """
 
-import bisect
 import itertools
 
 from stepserve.core.actions import Finish, GlobalAction, Predict, Reject, Send
@@ -41,13 +40,14 @@ from stepserve.core.status import ClusterStatus
 
 from . import splits
 from .admission import completion_s, refusal
+from .fair_shares import Charges, FairQueue
 from .ledger import ClaimKind, Ledger, RequestState
 from .lifecycle import RequestPhase, RequestStep
 from .load_control import LoadControl
 from .plan_demand import PlanDemand
 from .reconfigure import Reconfiguration
 from .recovery import WHY, Recovery
-from .relocation import QueueKey, Relocation, queue_key
+from .relocation import Relocation
 from .view import status_of
 
 MAX_LOSSES = 6
@@ -79,7 +79,8 @@ class GlobalScheduler:
         reads_work = getattr(placement, "reads_work", False)
         self.ledger = Ledger(program, config.running_tokens, config.admitted_limit, reads_work)
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
-        self._queue: list[QueueKey] = []  # sorted
+        self._queue = FairQueue(config.tenant_weights, config.tenant_order)
+        self._charges = Charges(self._queue, program, cost)
         self._recovery: Recovery | None = None
 
     @property
@@ -165,7 +166,7 @@ class GlobalScheduler:
     def _arrive(self, request: Request) -> list[GlobalAction]:
         if request.id in self.ledger.requests:
             return []
-        if len(self._queue) >= self._config.queue_limit:
+        if self._queue.is_full(request.tenant, self._config.queue_limit):
             return [Reject(request.id, 1.0, f"queue is full ({len(self._queue)} waiting)")]
         if not self.ledger.can_ever_hold(request):
             return [Finish(request.id, FinishReason.ERROR, TOO_LARGE, TOO_LARGE)]
@@ -194,7 +195,7 @@ class GlobalScheduler:
                 self._forget(state)
                 return [refusal]
         state.move(RequestStep.ENQUEUE)
-        self._enqueue(state)
+        self._queue.push(*self._relocation.entry(state))
         return self._place_queued(now_s)
 
     def _refuse(self, now_s: float, state: RequestState, forecast: StepForecast) -> Reject | None:
@@ -208,14 +209,11 @@ class GlobalScheduler:
             forecast,
             with_room=ledger.view(request, now_s).loads.values(),
             loads=tuple(ledger.loads()),
-            ahead=bisect.bisect_left(self._queue, queue_key(state, self._config.queue)),
+            ahead=self._queue.ahead(*self._relocation.entry(state)),
             program=self._program,
             cost=self._cost,
         )
         return refusal(request.id, need_s, request.deadline_s - now_s)
-
-    def _enqueue(self, state: RequestState) -> None:
-        bisect.insort(self._queue, queue_key(state, self._config.queue))
 
     def _place_queued(self, now_s: float) -> list[GlobalAction]:
         """Place from the head of the queue until its head fits nowhere.
@@ -226,26 +224,28 @@ class GlobalScheduler:
         """
         actions: list[GlobalAction] = []
         while self._queue:
-            state = self.ledger.requests[self._queue[0][2]]
+            state = self.ledger.requests[self._queue.head()[2]]
+            entry = self._relocation.entry(state)
             if self._relocation.is_too_late(state, now_s):
-                self._queue.pop(0)
                 if self._config.queue == "fcfs_drop" and state.epoch == 0:
                     actions.append(self._drop(state))
-                    continue
-                self._relocation.give_up(state)
-                self._enqueue(state)
+                else:
+                    self._relocation.give_up(state)
+                    self._queue.push(*self._relocation.entry(state))  # first: its tenant never left
+                self._queue.remove(*entry)
                 continue
             view = self.ledger.view(state.request, now_s)
             if view.loads:
-                self._queue.pop(0)
+                self._queue.remove(*entry)
                 assert state.forecast is not None, "queued requests have a forecast"
                 place = self._placement.place
                 placement = place(state.request, state.progress, state.forecast, view)
+                self._charges.place(state, view.loads[placement.segments[0].instance].spec)
                 actions += self._send_segments(state, placement)
             elif self.ledger.can_ever_hold(state.request):
                 break
             else:
-                self._queue.pop(0)
+                self._queue.remove(*entry)
                 actions.append(self._finish(state, FinishReason.ERROR, TOO_LARGE, TOO_LARGE))
         return actions
 
@@ -278,7 +278,7 @@ class GlobalScheduler:
             state.cancelled = event.reason
             release = state.ask_release(ReleasePoint.STEP, "cancelled")
             return [release, *splits.drop(self.ledger, state, "cancelled")]
-        self._queue = [row for row in self._queue if row[2] != event.request_id]
+        self._queue.remove(*self._relocation.entry(state))
         return [self._finish(state, event.reason, None, "cancelled before it was placed")]
 
     def _drop(self, state: RequestState) -> GlobalAction:
@@ -343,6 +343,7 @@ class GlobalScheduler:
         self, state: RequestState, reason: FinishReason, error: str | None, why: str
     ) -> GlobalAction:
         self.ledger.cancel_migration(state)
+        self._charges.finish(state)
         self._forget(state)
         self.load_control.changed()
         return Finish(state.request.id, reason, error, why)
@@ -368,7 +369,7 @@ class GlobalScheduler:
             self.load_control.changed()
             actions = self._relocation.preempt(now_s, instance, self._queue)
             actions += self._relocation.migrate(instance)
-        head = self.ledger.requests[self._queue[0][2]] if self._queue else None
+        head = self.ledger.requests[self._queue.head()[2]] if self._queue else None
         if head is not None and self._relocation.is_too_late(head, now_s):
             actions += self._place_queued(now_s)
         return actions

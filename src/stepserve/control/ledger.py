@@ -42,6 +42,7 @@ class RequestState:
     cancelled: FinishReason | None = None
     infeasible: bool = False  # its deadline cannot be met: it goes after those in time
     preemptible: bool = False  # infeasible, and leaves its place to them; has no demand
+    charged: tuple[InstanceSpec, float] | None = None  # machine seconds, on such an instance
 
     def move(self, step: RequestStep) -> None:
         """Take a step of its life. Raises LifecycleError for one that is not possible now."""

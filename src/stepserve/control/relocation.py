@@ -5,17 +5,17 @@ see
 ``queue_key``.
 """
 
-from collections.abc import Sequence
+import itertools
 
 from stepserve.core.actions import GlobalAction
 from stepserve.core.config import ControlConfig
-from stepserve.core.ids import RequestId
 from stepserve.core.protocols import CostModel, MigrationPolicy, StepProgram
 from stepserve.core.request import OnMiss
 from stepserve.core.segment import ReleasePoint
 from stepserve.core.status import InstancePhase
 
 from .admission import service_s
+from .fair_shares import FairQueue, QueueKey
 from .ledger import ClaimKind, InstanceState, Ledger, RequestState
 from .lifecycle import RequestPhase
 
@@ -32,9 +32,6 @@ everybody."""
 
 HOPE = 0.9
 """Share of its predicted seconds that a running request is given up for; waiting ones: all."""
-
-QueueKey = tuple[float, float, RequestId]
-"""(due time in seconds, arrival in seconds, id): the order of the queue."""
 
 
 def queue_key(state: RequestState, order: str) -> QueueKey:
@@ -72,6 +69,10 @@ class Relocation:
         self._cost = cost
         self._ledger = ledger
 
+    def entry(self, state: RequestState) -> tuple[str, QueueKey]:
+        """Its entry in the queue: whose it is, and its key."""
+        return state.request.tenant, queue_key(state, self._config.queue)
+
     def is_too_late(self, state: RequestState, now_s: float) -> bool:
         """Whether its deadline is infeasible; ``fcfs_drop`` counts its budget (DiLaServe B1)."""
         if state.request.slo.e2e_s is None or state.infeasible:
@@ -102,14 +103,15 @@ class Relocation:
         return believed * service_s(self._program.batches_left(*of), load.spec, self._cost)
 
     def preempt(
-        self, now_s: float, instance: InstanceState, queue: Sequence[QueueKey]
+        self, now_s: float, instance: InstanceState, queue: FairQueue
     ) -> list[GlobalAction]:
-        """Ask an infeasible request to leave for one of the (sorted) queue that is in time."""
+        """Ask an infeasible request to leave for one that is in time and would go first."""
         if self._config.infeasible != "preempt" or instance.phase is not InstancePhase.UP:
             return []
         requests = self._ledger.requests
         leaving = sum(t.phase is _LEAVING and t.infeasible for t in requests.values())
-        if leaving >= len(queue) or requests[queue[leaving][2]].infeasible:
+        after = next(itertools.islice(queue.ranks(), leaving, None), None)
+        if after is None or requests[after[1][2]].infeasible:
             return []
         for request_id in instance.held(ClaimKind.RUNNING):
             state = requests[request_id]
@@ -117,7 +119,7 @@ class Relocation:
                 continue
             if self.is_too_late(state, now_s):
                 self.give_up(state)
-            if state.infeasible and queue_key(state, self._config.queue) > queue[leaving]:
+            if state.infeasible and queue.rank(*self.entry(state)) > after:
                 return [state.ask_release(ReleasePoint.CUT, "infeasible, and others are in time")]
         return []
 

@@ -64,6 +64,8 @@ class ControlConfig:
     segment_cost: Choice | None = None  # how long an instance is predicted to be busy
     planner: Choice | None = None  # of the layout
     queue: str = "deadline"  # of waiting requests; or fcfs, fcfs_drop (which drops late ones)
+    tenant_order: str = "fair"  # of tenants: by machine time and weight; or together: one queue
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # shares; 1 of others
     infeasible: str = "lowest_threshold"  # of deadlines; or preempt: give up the place
     thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)  # candidates
     margin: float = 0.9  # share of a deadline that is planned against (DiLaServe B1: 0.9)
@@ -105,6 +107,10 @@ class ControlConfig:
         check(ascends, "control.tp_degrees", "must ascend from at least 1")
         known = self.queue in ("deadline", "fcfs", "fcfs_drop")
         check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
+        known = self.tenant_order in ("fair", "together")
+        check(known, "control.tenant_order", "must be fair or together")
+        for name, weight in self.tenant_weights.items():
+            check(0.0 < weight < 1e9, f"control.tenant_weights.{name}", "must be positive")
         known = self.infeasible in ("lowest_threshold", "preempt")
         check(known, "control.infeasible", "must be lowest_threshold or preempt")
         in_order = self.infeasible != "preempt" or self.queue == "deadline"

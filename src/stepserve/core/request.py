@@ -155,6 +155,7 @@ class Request:
     """Facts known on arrival. Token values travel beside it, in a ``Payload``.
 
     ``expected_output_tokens`` is the client's hint; of a diffusion request it is an option.
+    ``tenant``: whose it is, where machine time is shared out (``control/fair_shares``).
     """
 
     id: RequestId
@@ -166,6 +167,7 @@ class Request:
     slo: SLO = SLO()
     diffusion: DiffusionOptions = DiffusionOptions()
     expected_output_tokens: int | None = None
+    tenant: str = ""
 
     @property
     def deadline_s(self) -> float | None:
