@@ -108,6 +108,23 @@ async def test_limit_is_exact_though_blocks_are_not():
     assert gateway.frontend.submitted[0][0].max_output_tokens == 5
 
 
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        ({"ignore_eos": True}, 20),
+        ({"ignore_eos": True, "stop": []}, 20),
+        ({"ignore_eos": True, "stop": "x", "min_tokens": 7}, 7),
+        ({"ignore_eos": True, "stop_token_ids": [9]}, 0),
+        ({"min_tokens": 7}, 7),
+        ({}, 0),
+    ],
+)
+async def test_forecasts_are_told_what_the_request_makes_certain(body, least):
+    gateway = Gateway([[7] * 20])
+    await gateway.complete(max_tokens=20, **body)
+    assert gateway.frontend.submitted[0][0].min_output_tokens == least
+
+
 async def test_default_limit_is_reported():
     """Fault 18."""
     gateway = Gateway(HELLO)

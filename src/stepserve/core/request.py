@@ -156,6 +156,7 @@ class Request:
 
     ``expected_output_tokens`` is the client's hint; of a diffusion request it is an option.
     ``tenant``: whose it is, where machine time is shared out (``control/fair_shares``).
+    ``min_output_tokens``: what it asked for makes sure that the output is no shorter.
     """
 
     id: RequestId
@@ -168,6 +169,11 @@ class Request:
     diffusion: DiffusionOptions = DiffusionOptions()
     expected_output_tokens: int | None = None
     tenant: str = ""
+    min_output_tokens: int = 0
+
+    def possible_tokens(self, expected: float) -> float:
+        """The length nearest to an expected one that the output can have."""
+        return min(float(self.max_output_tokens), max(float(self.min_output_tokens), expected))
 
     @property
     def deadline_s(self) -> float | None:

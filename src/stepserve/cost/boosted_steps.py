@@ -266,7 +266,7 @@ class BoostedSteps:
         unmasked = progress.settled - request.prompt_tokens
         candidates = tuple(thresholds)
         steps, left = self._forecast(request, progress, candidates)
-        output = min(float(limit), max(unmasked + left, unmasked + 1.0))
+        output = request.possible_tokens(max(unmasked + left, unmasked + 1.0))
         low = max(1.0, float(math.ceil(output / block) - unmasked // block))
         high = max(1.0, min(most_steps(request, progress, unmasked), float(limit - unmasked)))
         if self._correction is not None:
@@ -303,7 +303,8 @@ class BoostedSteps:
         limit, options = request.max_output_tokens, request.diffusion
         reach = float(limit)
         if self._natural_tokens is not None:
-            reach = min(reach, options.expected_output_tokens or self._natural_tokens)
+            expected = options.expected_output_tokens or self._natural_tokens
+            reach = request.possible_tokens(expected)
         block, unmasked = options.block_tokens, progress.settled - request.prompt_tokens
         key = None
         if progress.steps == 0 and unmasked == 0:

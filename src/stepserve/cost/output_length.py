@@ -1,14 +1,17 @@
 """How long an autoregressive output becomes: a hint, the mean of its like, or the limit.
 
 Source: DynaServe 3.6 (its fill-ins: class mean, request hint, ``max_tokens``). A forecast has
-one threshold, 1.0: ``steps`` are decode steps left, ``output_tokens`` is the expected total, never
-above the request's limit. No margin is added: that is the placement's. Deviations:
+one threshold, 1.0: ``steps`` are decode steps left, ``output_tokens`` is the expected total. What a
+request makes certain goes before all of them: it is never above the request's limit, and never
+below its ``min_output_tokens``. No margin is added: that is the placement's. Deviations:
 
 - Classes are powers of two of the prompt length alone: a cluster serves one model, and the
   endpoint is not known here.
 - An end at the limit says that the natural length is at least that. Such lengths count as
   censored: tokens seen over ends seen (what maximises likelihood if every token is as likely to
   be the last). Where all ends are at the limit, forecasts are the limit.
+- Tokens that could not have been the last (``min_output_tokens``) count for nothing. A request of
+  fixed length teaches nothing.
 """
 
 from collections.abc import Sequence
@@ -30,10 +33,9 @@ def forecast_of(
     request: Request, progress: Progress, thresholds: Sequence[float], expected: float
 ) -> StepForecast:
     """The forecast of a request whose output is ``expected`` to be so long, if it is not yet."""
-    emitted = progress.emitted
-    if emitted >= expected:
-        expected = emitted + max(LEAST_LEFT, LEFT_SHARE * emitted)
-    output = min(float(request.max_output_tokens), expected)
+    emitted, output = progress.emitted, request.possible_tokens(expected)
+    if emitted >= output:
+        output = request.possible_tokens(emitted + max(LEAST_LEFT, LEFT_SHARE * emitted))
     steps = (max(1.0, output - emitted),) * len(thresholds)
     return StepForecast(tuple(thresholds), steps, output, progress.steps)
 
@@ -105,14 +107,15 @@ class ClassMean:
 
     def learn(self, request: Request, progress: Progress, outcome: StepOutcome, step: Step) -> None:
         """Take a request that ended by itself or at its limit into account."""
-        if outcome.finished not in (FinishReason.STOP, FinishReason.LENGTH):
+        free = outcome.emitted - request.min_output_tokens
+        if outcome.finished not in (FinishReason.STOP, FinishReason.LENGTH) or free <= 0:
             return
         ended = outcome.finished is FinishReason.STOP
         kind = request.prompt_tokens.bit_length()
         if kind not in self._classes:
             self._classes[kind] = _Lengths(self._all.tokens, self._all.ended)
         for lengths in (self._all, self._classes[kind]):
-            lengths.take(outcome.emitted, ended)
+            lengths.take(free, ended)
 
 
 class Hinted(ClassMean):

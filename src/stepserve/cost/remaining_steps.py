@@ -88,7 +88,8 @@ class MeanYield:
         """Tokens left over tokens per step; never more steps than positions left."""
         settled = progress.settled - request.prompt_tokens
         limit = request.max_output_tokens
-        expected = float(request.diffusion.expected_output_tokens or self._output_tokens)
+        expected = request.diffusion.expected_output_tokens or self._output_tokens
+        expected = request.possible_tokens(expected)
         if settled >= expected:  # it outlived the guess: half of what it may still use
             expected = settled + (limit - settled) / 2
         output = min(float(limit), max(expected, settled + 1.0))
@@ -101,14 +102,15 @@ class MeanYield:
         """Update the yield of the nearest known threshold, and the length of a natural end.
 
         What a client's own caps did (several tokens forced at once, an end at ``max_tokens``)
-        says nothing about the model and is left out.
+        says nothing about the model and is left out; as is how long an answer was that could not
+        have been shorter.
         """
         if step.threshold is None or outcome.error is not None or outcome.forced > 1:
             return
         index = bisect.bisect_left(self._bounds, step.threshold)
         mean = self._per_step[index]
         self._per_step[index] = max(1.0, mean + LEARNING_RATE * (outcome.settled - mean))
-        if outcome.finished is FinishReason.STOP:
+        if outcome.finished is FinishReason.STOP and not request.min_output_tokens:
             self._output_tokens += LEARNING_RATE * (outcome.emitted - self._output_tokens)
 
     def _yield(self, threshold: float) -> float:

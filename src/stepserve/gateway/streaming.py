@@ -25,6 +25,13 @@ class EndRules:
     ignore_eos: bool = False
     min_tokens: int = 0
 
+    @property
+    def least_tokens(self) -> int:
+        """No answer under these rules is shorter, unless it fails."""
+        if self.ignore_eos and not (self.stop_token_ids or self.stops):
+            return self.max_tokens
+        return self.min_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:

@@ -132,6 +132,7 @@ class Translator:
                     slo=slo,
                     diffusion=diffusion,
                     expected_output_tokens=body.expected_output_tokens,
+                    min_output_tokens=rules.least_tokens,
                 )
                 payload = Payload(prompt.ids, _sampling_of(sampling, sample))
                 samples.append(Sample(index, request, payload, rules, sample == 0, prompt.text))

@@ -180,6 +180,15 @@ def test_a_clients_hint_sets_the_reach(early):
     assert steps[0] > 2 * steps[1]
 
 
+def test_what_a_request_makes_certain_bounds_the_reach_and_the_output(early):
+    served, request = boosted(train(early)), make_request("r", 256)
+    bound = dataclasses.replace(request, min_output_tokens=256)
+    told = make_request("r", 256, expected_output_tokens=256)
+    certain, hinted = (served.remaining_steps(r, Progress(50), (0.9,)) for r in (bound, told))
+    assert certain.output_tokens == 256.0
+    assert certain.steps[0] >= hinted.steps[0]
+
+
 def errors_over(predictor, rng, requests, pace, teach):
     """Sum of errors over sum of true steps, for requests that take ``pace`` times as many."""
     error = truth = 0.0

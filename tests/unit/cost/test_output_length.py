@@ -11,9 +11,16 @@ from stepserve.cost.output_length import ClassMean, Hinted, MaxTokens
 from support.parts import make_forecast
 
 
-def make(prompt=100, limit=1000, hint=None):
+def make(prompt=100, limit=1000, hint=None, least=0):
     return Request(
-        "r0", Family.AUTOREGRESSIVE, "toy", prompt, limit, 0.0, expected_output_tokens=hint
+        "r0",
+        Family.AUTOREGRESSIVE,
+        "toy",
+        prompt,
+        limit,
+        0.0,
+        expected_output_tokens=hint,
+        min_output_tokens=least,
     )
 
 
@@ -34,6 +41,32 @@ def test_the_limit_the_hint_or_the_mean():
     assert ask(make_forecast(MaxTokens), request) == ((1.0,), (300.0,), 300.0, 0)
     assert ask(make_forecast(Hinted), request) == ((1.0,), (40.0,), 40.0, 0)
     assert ask(make_forecast(Hinted, output_tokens=70.0), make()) == ((1.0,), (70.0,), 70.0, 0)
+
+
+@pytest.mark.parametrize("forecast", [MaxTokens, ClassMean, Hinted])
+def test_what_a_request_makes_certain_goes_before_hints_and_means(forecast):
+    predictor = make_forecast(forecast)
+    for hint in (None, 5, 9000):
+        assert ask(predictor, make(limit=96, hint=hint, least=96)).output_tokens == 96.0
+    assert ask(predictor, make(limit=96, hint=40, least=96), emitted=50).steps == (46.0,)
+    assert ask(predictor, make(limit=1000, hint=5, least=600)).output_tokens >= 600.0
+    assert ask(make_forecast(Hinted), make(hint=5, least=600), emitted=20).output_tokens == 600.0
+
+
+def test_tokens_that_could_not_be_the_last_teach_nothing():
+    """Every free token is the last with 1 %: the mean stays 100, whatever must come before."""
+    predictor, rng = make_forecast(ClassMean, output_tokens=70.0), random.Random(4)
+    for _ in range(300):
+        tell(predictor, make(limit=96, least=96), 96, FinishReason.LENGTH)
+    assert ask(predictor, make()).output_tokens == 70.0
+    errors = []
+    for turn in range(3000):
+        least = rng.choice((0, 200))
+        emitted = least + 1 + int(rng.expovariate(1 / 99.5))
+        tell(predictor, make(limit=9000, least=least), emitted, FinishReason.STOP)
+        if turn > 500:
+            errors.append(ask(predictor, make()).output_tokens - 100.0)
+    assert abs(sum(errors) / len(errors)) < 10.0
 
 
 def test_what_is_emitted_is_no_longer_to_come():
@@ -121,13 +154,13 @@ hints = st.none() | st.integers(1, 9000)
 
 
 @given(ends, st.integers(1, 40000), st.integers(1, 5000), hints, st.data())
-def test_forecasts_lie_between_what_is_emitted_and_the_limit(seen, prompt, limit, hint, data):
+def test_forecasts_lie_between_what_is_certain_and_the_limit(seen, prompt, limit, hint, data):
     predictor = make_forecast(Hinted)
     for length, emitted, reason in seen:
         tell(predictor, make(prompt=length, limit=5000), emitted, reason)
-    emitted = data.draw(st.integers(0, limit - 1))
+    emitted, least = data.draw(st.integers(0, limit - 1)), data.draw(st.integers(0, limit))
     for one in (predictor, make_forecast(MaxTokens)):
-        forecast = ask(one, make(prompt, limit, hint), emitted, steps=7)
-        assert max(1, emitted) <= forecast.output_tokens <= limit
+        forecast = ask(one, make(prompt, limit, hint, least), emitted, steps=7)
+        assert max(1, emitted, least) <= forecast.output_tokens <= limit
         assert forecast.steps == (max(1.0, forecast.output_tokens - emitted),)
         assert forecast.at_steps == 7

@@ -34,6 +34,29 @@ def test_a_request_that_outlives_the_mean_still_has_steps_left():
     assert min(late.steps) >= 1.0
 
 
+def test_what_a_request_makes_certain_goes_before_the_mean_and_the_hint():
+    """40 tokens are the mean; at 0.9 a step settles 2."""
+    for hint in (None, 5):
+        options = dataclasses.replace(make_request().diffusion, expected_output_tokens=hint)
+        request = dataclasses.replace(
+            make_request(prompt=20, output=100), diffusion=options, min_output_tokens=100
+        )
+        whole = mean().remaining_steps(request, Progress(20), (0.9,))
+        assert (whole.steps, whole.output_tokens) == ((50.0,), 100.0)
+        late = mean().remaining_steps(request, Progress(80), (0.9,))
+        assert (late.steps, late.output_tokens) == ((20.0,), 100.0)
+
+
+def test_an_answer_that_could_not_be_shorter_teaches_no_length():
+    predictor, request = mean(), make_request()
+    step = Step(request.id, StepKind.CACHED, 16, 68, 0.9)
+    bound = dataclasses.replace(request, min_output_tokens=70)
+    for _ in range(500):
+        outcome = StepOutcome(request.id, 2, 80, FinishReason.STOP)
+        predictor.learn(bound, Progress(settled=20), outcome, step)
+    assert forecast(predictor).output_tokens == 40.0
+
+
 def test_both_means_are_learned():
     predictor = mean()
     request = make_request()
