@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.scripted import Gateway, byte_ids, card
+from gateway.scripted import AUTOREGRESSIVE, Gateway, byte_ids, card
 from stepserve.core.config import ServeConfig, SLOClass
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope, ThresholdBounds
 
@@ -69,12 +69,50 @@ async def test_class(body, slo_class):
         ({"deadline_unix_ms": 1_001_000, "e2e_ms": 2000}, 1.0),
         ({"deadline_unix_ms": 999_000}, -1.0),
         ({"ttlt_ms": 500}, 0.5),
+        ({"e2e_ms": 0}, 0.0),
+        ({"e2e_ms": -5, "deadline_unix_ms": 1_003_000}, -0.005),
+        ({"deadline_unix_ms": 0}, -1000.0),
     ],
 )
 async def test_deadline_is_converted_and_the_earlier_one_holds(slo, e2e_s):
     """The wall clock says 1000 s. A deadline in the past is not an error."""
     request, _ = await submitted(slo=slo)
     assert request.slo.e2e_s == pytest.approx(e2e_s)
+
+
+@pytest.mark.parametrize(
+    ("slo", "fixed"),
+    [
+        ({"deadline_unix_ms": 1_003_000}, True),
+        ({"deadline_unix_ms": 1_003_000, "e2e_ms": 2000}, False),
+        ({"deadline_unix_ms": 1_001_000, "e2e_ms": 2000}, True),
+        ({"e2e_ms": 2000}, False),
+        ({}, False),
+    ],
+)
+async def test_whether_the_deadline_is_a_moment_of_the_wall_clock(slo, fixed):
+    request, _ = await submitted(slo=slo)
+    assert request.slo.fixed_deadline is fixed
+
+
+@pytest.mark.parametrize(
+    ("slo", "scheduled_s"), [({"tbt_ms": 1}, 0.1), ({"tbt_ms": 150}, 0.15), ({}, None)]
+)
+async def test_a_gap_is_judged_as_asked_and_worked_for_as_all_can_bear(slo, scheduled_s):
+    """A batch keeps the tightest target of its requests; the reply has both."""
+    gateway = Gateway(HELLO, model=card(**AUTOREGRESSIVE))
+    reply = (await gateway.complete(slo=slo)).json()
+    asked = gateway.frontend.submitted[0][0].slo
+    assert asked.tbt_s == (slo["tbt_ms"] / 1e3 if slo else None)
+    assert asked.scheduled_tbt_s == scheduled_s
+    assert reply["slo"]["tbt_ms"] == slo.get("tbt_ms")
+    assert reply["slo"]["scheduled_tbt_ms"] == (scheduled_s and 1e3 * scheduled_s)
+
+
+async def test_a_target_that_has_passed_is_missed_and_said_to_be():
+    response = await Gateway(HELLO).complete(slo={"e2e_ms": 0})
+    assert response.headers["x-slo-status"] == "missed"
+    assert response.json()["slo"]["slack_ms"] == -200
 
 
 @pytest.mark.parametrize(
@@ -102,7 +140,11 @@ async def test_header_precedence(trust, body_ms, header_ms, e2e_s):
         ("x-llm-d-slo-ttft-ms", "300", lambda slo: slo.ttft_s == 0.3),
         ("x-llm-d-slo-tpot-ms", "30", lambda slo: slo.tpot_s == 0.03),
         ("x-slo-tbt-ms", "180", lambda slo: slo.tbt_s == 0.18),
-        ("x-slo-tbt-ms", "8", lambda slo: slo.tbt_s == 0.1),
+        ("x-slo-tbt-ms", "8", lambda slo: slo.tbt_s == 0.008),
+        ("x-slo-e2e-ms", "0", lambda slo: slo.e2e_s == 0.0),
+        ("x-slo-e2e-ms", "-5", lambda slo: slo.e2e_s == -0.005),
+        ("x-slo-ttft-ms", "-5", lambda slo: slo.ttft_s == -0.005),
+        ("x-request-deadline-unix-ms", "0", lambda slo: slo.e2e_s == -1000.0),
         ("x-request-deadline-unix-ms", "1002000", lambda slo: slo.e2e_s == 2.0),
         ("x-slo-class", "batch", lambda slo: slo.slo_class == "batch"),
         ("x-llm-d-inference-objective", "interactive", lambda slo: slo.e2e_s == 4.0),
@@ -118,8 +160,10 @@ async def test_headers(name, value, read):
     ("name", "value"),
     [
         ("x-slo-e2e-ms", "soon"),
-        ("x-slo-e2e-ms", "-5"),
         ("x-slo-e2e-ms", "nan"),
+        ("x-slo-e2e-ms", "-inf"),
+        ("x-slo-tbt-ms", "0"),
+        ("x-slo-tpot-ms", "-5"),
         ("x-slo-class", "gold"),
         ("x-dynamo-request-priority", "5"),
         ("x-llm-d-inference-fairness-id", "tenant"),
@@ -221,6 +265,8 @@ async def test_reply_says_how_the_slo_went(e2e_ms, status):
         "ttft_ms": None,
         "tpot_ms": None,
         "tbt_ms": None,
+        "scheduled_tbt_ms": None,
+        "weight": 1.0,
         "status": status,
         "met": {"none": None, "degraded": True, "missed": False}[status],
         "missed": ["e2e"] if status == "missed" else [],

@@ -55,13 +55,13 @@ class PlanDemand:
         self._window = _Window(0.0)
 
     def count(self, state: RequestState) -> None:
-        """A request arrived and has its forecast."""
+        """A request arrived and has its forecast. No plan helps a deadline that has passed."""
         request, forecast = state.request, state.forecast
-        if not self.on or request.slo.e2e_s is None or forecast is None:
+        if not self.on or (request.slo.e2e_s or 0.0) <= 0.0 or forecast is None:
             return
         window = self._window
         key = request.prompt_tokens, request.max_output_tokens
-        window.slos_s.setdefault(key, []).append(request.slo.e2e_s)
+        window.slos_s.setdefault(key, []).append(request.slo.e2e_s or 0.0)
         window.last = request
         window.output_tokens += forecast.output_tokens
         sums = window.steps or [0.0] * len(self._config.thresholds)

@@ -62,13 +62,23 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Refusal(StrEnum):
+    """Why a request was refused before any work was done."""
+
+    DEADLINE = "deadline"  # it has passed, or not even an idle server could meet it
+    SATURATED = "saturated"  # an idle server could have met it
+    QUEUE_FULL = "queue_full"
+
+
 @dataclass(frozen=True, slots=True)
 class SLO:
     """Latency targets in seconds from arrival; ``None`` means no target.
 
     ``tpot_s`` is amortised: (last - first committed text) / (tokens - tokens in the first
-    event). ``tbt_s`` bounds each gap between two tokens. ``weight``: what this request's
-    quality is worth beside others'. Raises FieldError unless it is positive.
+    event). ``tbt_s`` bounds each gap between two tokens; schedulers work for no less than
+    ``least_tbt_s``, since all of a batch keep its tightest target. ``weight``: what this request's
+    quality is worth beside others'. Raises FieldError unless it is positive. ``fixed_deadline``:
+    the deadline is a moment of the wall clock, so whoever asks again has less time.
     """
 
     slo_class: str = "standard"
@@ -78,6 +88,8 @@ class SLO:
     on_miss: OnMiss = OnMiss.DEGRADE
     weight: float = 1.0
     tbt_s: float | None = None
+    least_tbt_s: float = 0.0
+    fixed_deadline: bool = False
 
     def __post_init__(self) -> None:
         if not self.weight > 0.0:
@@ -87,6 +99,11 @@ class SLO:
     def pinned(self) -> bool:
         """Whether the preferred threshold is kept: there is no deadline, or it may be missed."""
         return self.e2e_s is None or self.on_miss is _BEST_EFFORT
+
+    @property
+    def scheduled_tbt_s(self) -> float | None:
+        """The gap that is worked for; what is judged is ``tbt_s``."""
+        return None if self.tbt_s is None else max(self.tbt_s, self.least_tbt_s)
 
     @property
     def targets_s(self) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepserve.core.frontend import RequestReport
+from stepserve.core.request import Family, Request
 from stepserve.gateway.generation import Choice
 
 # Best first: a reply is as good as its worst choice.
@@ -100,6 +101,8 @@ SLO: Fields = {
     "ttft_ms": lambda a: _ms(a.request.slo.ttft_s),
     "tpot_ms": lambda a: _ms(a.request.slo.tpot_s),
     "tbt_ms": lambda a: _ms(a.request.slo.tbt_s),
+    "scheduled_tbt_ms": lambda a: _ms(_scheduled_tbt_s(a.request)),
+    "weight": lambda a: a.request.slo.weight,
     "status": lambda a: a.status,
     "met": lambda a: None if a.status == "none" else a.status != "missed",
     "missed": lambda a: sorted({name for report in a.reports for name in report.missed}),
@@ -139,6 +142,10 @@ def summary(choices: Sequence[Choice], objects: Mapping[str, Fields]) -> dict[st
 def slo_status(choices: Sequence[Choice]) -> str:
     """How the targets of the reply were kept, in a word."""
     return Answer(choices).status
+
+
+def _scheduled_tbt_s(request: Request) -> float | None:
+    return None if request.family is Family.DIFFUSION else request.slo.scheduled_tbt_s
 
 
 def _cache(answer: Answer) -> str:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+TimeLeft = float  # not positive: the time is over
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -62,12 +63,12 @@ class SLOFields(_Closed):
     """``slo``: latency targets of this request (docs/api.md). Milliseconds."""
 
     slo_class: str | None = Field(default=None, validation_alias="class")
-    e2e_ms: Positive | None = None
-    ttlt_ms: Positive | None = None
-    ttft_ms: Positive | None = None
+    e2e_ms: TimeLeft | None = None
+    ttlt_ms: TimeLeft | None = None
+    ttft_ms: TimeLeft | None = None
     tpot_ms: Positive | None = None
     tbt_ms: Positive | None = None
-    deadline_unix_ms: Positive | None = None
+    deadline_unix_ms: float | None = None
     on_miss: Literal["degrade", "best_effort", "reject"] | None = None
     weight: Positive | None = None
 

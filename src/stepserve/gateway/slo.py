@@ -1,5 +1,8 @@
 """Latency targets of a request, out of its body, its headers and its class.
 
+Targets are kept as they are asked for, and judged by: where less is worked for, both are in the
+reply. Time that is over is a target that has passed, never none.
+
 A header takes precedence over the body when peers are trusted (``trust_slo_headers``);
 otherwise the looser of the two holds, so a client gains nothing by sending one. A bad header
 is ignored and reported; a bad body field is an error.
@@ -20,6 +23,7 @@ _TPOT = ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
 _TBT = ("x-slo-tbt-ms",)
 _CLASS = ("x-slo-class", "x-llm-d-inference-objective")
 _DEADLINE = ("x-request-deadline-unix-ms",)
+_TIME_LEFT = (_E2E, _TTFT, _DEADLINE)  # not positive: the time is over
 # Understood by others, without a meaning here: counted so that their senders can be found.
 _WITHOUT_EFFECT = ("x-dynamo-request-priority", "x-llm-d-inference-fairness-id")
 
@@ -50,7 +54,7 @@ class SLOReader:
     ) -> SLO:
         """The targets in seconds from now; ``unix_ms`` is now on the wall clock.
 
-        A deadline that has passed gives a negative ``e2e_s``: ``on_miss`` handles it.
+        A deadline that has passed gives an ``e2e_s`` that is not positive: ``on_miss`` handles it.
         Raises FieldError for an unknown class and for aliases that contradict.
         """
         fields = fields or SLOFields()
@@ -64,14 +68,14 @@ class SLOReader:
 
         asked_ms = one_of({"slo.e2e_ms": fields.e2e_ms, "slo.ttlt_ms": fields.ttlt_ms})
         e2e_s = _seconds(self._target(asked_ms, headers, _E2E))
-        deadline_ms = self._target(fields.deadline_unix_ms, headers, _DEADLINE)
+        deadline_ms, fixed = self._target(fields.deadline_unix_ms, headers, _DEADLINE), False
         if deadline_ms is not None:
             left_s = (deadline_ms - unix_ms) / 1e3
+            fixed = e2e_s is None or left_s < e2e_s
             e2e_s = left_s if e2e_s is None else min(e2e_s, left_s)
         ttft_s = _seconds(self._target(fields.ttft_ms, headers, _TTFT))
         tpot_s = _seconds(self._target(fields.tpot_ms, headers, _TPOT))
         tbt_s = _seconds(self._target(fields.tbt_ms, headers, _TBT))
-        least_tbt_s = defaults.tbt_s or self._config.control.tbt_s
         e2e_s = defaults.e2e_s if e2e_s is None else e2e_s
         on_miss = OnMiss(fields.on_miss or OnMiss.DEGRADE)
         if on_miss is OnMiss.REJECT and e2e_s is None:
@@ -81,7 +85,9 @@ class SLOReader:
             e2e_s=e2e_s,
             ttft_s=defaults.ttft_s if ttft_s is None else ttft_s,
             tpot_s=defaults.tpot_s if tpot_s is None else tpot_s,
-            tbt_s=defaults.tbt_s if tbt_s is None else max(tbt_s, least_tbt_s),
+            tbt_s=defaults.tbt_s if tbt_s is None else tbt_s,
+            least_tbt_s=defaults.tbt_s or self._config.control.tbt_s,
+            fixed_deadline=fixed,
             on_miss=on_miss,
             weight=min(fields.weight or defaults.weight, defaults.weight),
         )
@@ -122,7 +128,7 @@ class SLOReader:
                 value = float(headers[name])
             except ValueError:
                 value = math.nan
-            if math.isfinite(value) and value > 0:
+            if math.isfinite(value) and (value > 0 or names in _TIME_LEFT):
                 return value
             self._ignored(name)
         return None

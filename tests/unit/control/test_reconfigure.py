@@ -48,6 +48,17 @@ def test_a_plan_is_asked_for_once_a_period_on_what_arrived():
     assert isinstance(again, SolvePlan), "the same layout: nothing to do but to ask again"
 
 
+def test_deadlines_that_have_passed_are_not_planned_for():
+    c = cluster()
+    c.arrive("early")
+    for index in range(5):
+        c.arrive(f"late{index}", e2e_s=-1e9)
+    c.now_s = 10.0
+    (asked,) = of(c.arrive("late"), SolvePlan)
+    (row,) = asked.problem.classes
+    assert (row.slo_s, row.rate_per_s) == (9.0, 1.5 * 1 / 10.0)
+
+
 def test_a_plan_that_comes_while_another_is_carried_out_is_dropped():
     """The operator's overtakes the planner's: that was made for a layout that is going."""
     c = cluster()

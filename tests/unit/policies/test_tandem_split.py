@@ -313,6 +313,17 @@ def test_a_target_that_is_lost_anyway_does_not_stop_the_cut():
     assert cut_of(late) == 2000  # no sooner and no later than uncut: 200 ms
 
 
+@pytest.mark.parametrize("ttft_s", [0.0, -1.0])
+def test_a_target_that_has_passed_is_no_absent_one(ttft_s):
+    """The instance with the sooner first token, as for the most urgent one that can be met."""
+    cluster = view([prefill(0.5)], [Work(0, 100, 600.0)])
+    facts = {"prompt": 1000, "output": 100, "cls": NoSplit, "options": TandemSplit.Options()}
+    assert instances(place(Additive(), cluster, **facts)) == ["a"]
+    late = place(Additive(), cluster, ttft_s=ttft_s, **facts)
+    assert instances(late) == ["b"]
+    assert late.why.endswith("misses a target")
+
+
 def test_a_target_missed_by_less_is_worth_a_cut_if_the_gain_is_enough():
     # Alone on a 0.80 s, beside a decode that takes half of the time; on b 0.76 s, after others.
     # The first half on a meanwhile, the other then on b: 0.6 s.

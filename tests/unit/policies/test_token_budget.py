@@ -102,6 +102,16 @@ def test_the_tightest_target_of_those_that_decode_bounds_the_batch():
     assert chunks(compose(budget(), prefill))["p"] < 100, "its own target when it is alone"
 
 
+@pytest.mark.parametrize("cls", [TbtBudget, AgeBudget])
+def test_a_target_tighter_than_all_can_bear_is_worked_for_no_further(cls):
+    """It is still judged as asked: see ``SLO``."""
+    asked = candidate("t", emitted=1, tbt_s=0.001, least_tbt_s=0.05)
+    bearable, prefill = candidate("t", emitted=1, tbt_s=0.05), candidate("p", prompt=5000)
+    steps = compose(budget(cls=cls), asked, prefill)
+    assert chunks(steps) == chunks(compose(budget(cls=cls), bearable, prefill))
+    assert chunks(steps)["p"] > 0
+
+
 def test_with_age_only_what_is_left_of_the_gap_is_spent():
     late, prefill = candidate("d", emitted=1, age_s=0.04), candidate("p", prompt=5000)
     whole = chunks(compose(budget(), late, prefill))["p"]

@@ -15,7 +15,7 @@ class AgeBudget(TbtBudget):
 
     def left_s(self, running: RunningRequest, step: Step, now_s: float) -> float:
         """Seconds that the batch may take for this one."""
-        target_s = running.request.slo.tbt_s or self._tbt_s
+        target_s = running.request.slo.scheduled_tbt_s or self._tbt_s
         if step.kind.heavy:
             return target_s
         return target_s - min(now_s - running.last_token_s, 0.5 * target_s)

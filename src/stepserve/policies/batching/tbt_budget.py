@@ -69,4 +69,4 @@ class TbtBudget(ChunkedPrefill):
 
     def left_s(self, running: RunningRequest, step: Step, now_s: float) -> float:
         """Seconds that the batch may take for this one: its target."""
-        return running.request.slo.tbt_s or self._tbt_s
+        return running.request.slo.scheduled_tbt_s or self._tbt_s

@@ -22,6 +22,8 @@ from stepserve.core.request import Family, Progress, Request
 
 from .split_search import PAIRS, SHORTLIST, Plan, Search, Side, tile
 
+LEAST_TTFT_S = 1e-3  # of a target that has passed: the sooner the better
+
 
 class TandemSplit:
     """A ``PlacementPolicy`` of one or two segments; ties by instance id."""
@@ -63,8 +65,8 @@ class TandemSplit:
         output = max(min(output, request.max_output_tokens), progress.emitted + 1)
         known, total = request.prompt_tokens + progress.emitted, request.prompt_tokens + output
         timed = not options.ignore_ttft and not progress.emitted
-        ttft_s = (slo.ttft_s if timed else None) or math.inf
-        waited_s, tbt_s = view.at_s - request.arrival_s, slo.tbt_s or control.tbt_s
+        ttft_s = math.inf if slo.ttft_s is None or not timed else max(slo.ttft_s, LEAST_TTFT_S)
+        waited_s, tbt_s = view.at_s - request.arrival_s, slo.scheduled_tbt_s or control.tbt_s
         search = Search(self._cost, control, known, total, tbt_s, ttft_s, waited_s)
         sides = sorted(map(search.side, itertools.islice(view.loads.values(), SHORTLIST)))
         best = min(search.plan(side, side, total) for side in sides)
