@@ -238,9 +238,12 @@ class Gateway:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
-    def openai(self):
+    def openai(self, max_retries=0):
         return AsyncOpenAI(
-            api_key="-", base_url="http://gateway/v1", http_client=self.http(), max_retries=0
+            api_key="-",
+            base_url="http://gateway/v1",
+            http_client=self.http(),
+            max_retries=max_retries,
         )
 
     async def complete(self, **body):

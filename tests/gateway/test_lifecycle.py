@@ -8,9 +8,9 @@ import pytest
 
 from gateway.scripted import EOS, Gateway, RawCall, byte_ids, until
 from stepserve.core.frontend import RequestEnded, RequestRejected, RequestReport
-from stepserve.core.request import FinishReason
+from stepserve.core.request import FinishReason, Refusal
 
-REFUSED = [RequestRejected(2.3, "queue is full")]
+REFUSED = [RequestRejected(2.3, "queue is full", Refusal.QUEUE_FULL)]
 FAILED = RequestEnded(FinishReason.ERROR, RequestReport(), "instance lost")
 
 
@@ -21,8 +21,11 @@ async def test_refusal_is_429_streamed_or_not(call, stream):
     response = await getattr(gateway, call)(stream=stream)
     assert response.status_code == 429
     assert response.headers["retry-after"] == "3"
-    assert response.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
+    assert response.headers["retry-after-ms"] == "2300"
+    assert response.headers["x-should-retry"] == "true"
+    assert response.headers["x-llm-d-request-dropped-reason"] == "rejected-queue-full"
     assert "queue is full" in response.json()["error"]["message"]
+    assert response.json()["error"]["code"] == "queue_full"
     assert gateway.observer.ends == [("rejected", 0)]
     assert gateway.frontend.cancels == {}
 
@@ -31,6 +34,34 @@ async def test_official_client_sees_a_rate_limit():
     async with Gateway(REFUSED).openai() as client:
         with pytest.raises(openai.RateLimitError):
             await client.completions.create(model="tiny", prompt="ab", stream=True)
+
+
+@pytest.mark.parametrize("reason", list(Refusal))
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_asking_again_cannot_help_the_official_client_asks_once(stream, reason):
+    gateway = Gateway([RequestRejected(None, "no", reason)])
+    async with gateway.openai(max_retries=2) as client:
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.completions.create(model="tiny", prompt="ab", stream=stream)
+    assert len(gateway.frontend.submitted) == 1
+    assert caught.value.code == reason.value
+    headers = caught.value.response.headers
+    assert headers["x-should-retry"] == "false"
+    assert "retry-after" not in headers
+    assert "retry-after-ms" not in headers
+    words = {"deadline": "rejected-deadline", "saturated": "rejected-saturated"}
+    dropped = headers["x-llm-d-request-dropped-reason"]
+    assert dropped == words.get(reason.value, "rejected-queue-full")
+
+
+async def test_where_it_can_the_official_client_asks_again_when_told_to():
+    soon = RequestRejected(0.001, "busy", Refusal.SATURATED)
+    answers = iter([[soon], [soon], [byte_ids("ok")]])
+    gateway = Gateway(lambda request, payload: next(answers))
+    async with gateway.openai(max_retries=2) as client:
+        reply = await client.completions.create(model="tiny", prompt="ab")
+    assert reply.choices[0].text == "ok"
+    assert len(gateway.frontend.submitted) == 3
 
 
 async def test_refusal_of_one_sample_cancels_the_others():

@@ -6,7 +6,7 @@ place: waiting for its forecast, in the queue, or placed, with further segments 
 
 import itertools
 
-from stepserve.core.actions import Finish, GlobalAction, Predict, Reject, Send
+from stepserve.core.actions import Finish, GlobalAction, Predict, Send
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import EventError
 from stepserve.core.events import (
@@ -26,7 +26,6 @@ from stepserve.core.events import (
     SegmentPlaced,
     StateAsked,
 )
-from stepserve.core.forecast import StepForecast
 from stepserve.core.protocols import (
     CostModel,
     MigrationPolicy,
@@ -39,7 +38,7 @@ from stepserve.core.segment import ReleasePoint, Segment, SegmentEnd
 from stepserve.core.status import ClusterStatus
 
 from . import splits
-from .admission import completion_s, refusal
+from .admission import Admission
 from .fair_shares import Charges, FairQueue
 from .ledger import ClaimKind, Ledger, RequestState
 from .lifecycle import RequestPhase, RequestStep
@@ -81,6 +80,8 @@ class GlobalScheduler:
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
         self._queue = FairQueue(config.tenant_weights, config.tenant_order)
         self._charges = Charges(self._queue, program, cost)
+        waiting = self._queue, self._relocation.entry, self.ledger
+        self._admission = Admission(*waiting, program, cost)
         self._recovery: Recovery | None = None
 
     @property
@@ -109,7 +110,7 @@ class GlobalScheduler:
             case InstanceReported():
                 actions = self._hear(now_s, event)
             case RequestArrived():
-                actions = self._arrive(event.request)
+                actions = self._arrive(now_s, event.request)
             case Predicted():
                 actions = self._admit(now_s, event)
             case RequestCancelled():
@@ -163,11 +164,11 @@ class GlobalScheduler:
                 raise EventError(event) from error
         return actions
 
-    def _arrive(self, request: Request) -> list[GlobalAction]:
+    def _arrive(self, now_s: float, request: Request) -> list[GlobalAction]:
         if request.id in self.ledger.requests:
             return []
         if self._queue.is_full(request.tenant, self._config.queue_limit):
-            return [Reject(request.id, 1.0, f"queue is full ({len(self._queue)} waiting)")]
+            return [self._admission.turn_away(now_s, request)]
         if not self.ledger.can_ever_hold(request):
             return [Finish(request.id, FinishReason.ERROR, TOO_LARGE, TOO_LARGE)]
         state = RequestState(request, self._program.start(request))
@@ -190,30 +191,13 @@ class GlobalScheduler:
             self.load_control.admit(state)
             self._demand.count(state)
         if is_new and state.request.slo.on_miss is OnMiss.REJECT:
-            refusal = self._refuse(now_s, state, event.forecast)
+            refusal = self._admission.refuse(now_s, state)
             if refusal is not None:
                 self._forget(state)
                 return [refusal]
         state.move(RequestStep.ENQUEUE)
         self._queue.push(*self._relocation.entry(state))
         return self._place_queued(now_s)
-
-    def _refuse(self, now_s: float, state: RequestState, forecast: StepForecast) -> Reject | None:
-        """A rejection if the deadline is out of reach by the time the request would be served."""
-        request, ledger = state.request, self.ledger
-        if request.deadline_s is None:
-            return None
-        need_s = completion_s(
-            request,
-            state.progress,
-            forecast,
-            with_room=ledger.view(request, now_s).loads.values(),
-            loads=tuple(ledger.loads()),
-            ahead=self._queue.ahead(*self._relocation.entry(state)),
-            program=self._program,
-            cost=self._cost,
-        )
-        return refusal(request.id, need_s, request.deadline_s - now_s)
 
     def _place_queued(self, now_s: float) -> list[GlobalAction]:
         """Place from the head of the queue until its head fits nowhere.
@@ -228,7 +212,7 @@ class GlobalScheduler:
             entry = self._relocation.entry(state)
             if self._relocation.is_too_late(state, now_s):
                 if self._config.queue == "fcfs_drop" and state.epoch == 0:
-                    actions.append(self._drop(state))
+                    actions.append(self._drop(state, now_s))
                 else:
                     self._relocation.give_up(state)
                     self._queue.push(*self._relocation.entry(state))  # first: its tenant never left
@@ -281,10 +265,11 @@ class GlobalScheduler:
         self._queue.remove(*self._relocation.entry(state))
         return [self._finish(state, event.reason, None, "cancelled before it was placed")]
 
-    def _drop(self, state: RequestState) -> GlobalAction:
+    def _drop(self, state: RequestState, now_s: float) -> GlobalAction:
+        refused = self._admission.drop(now_s, state)
         self._forget(state)
         self.load_control.changed()
-        return Reject(state.request.id, 1.0, "its deadline passed while it waited")
+        return refused
 
     def _end(self, event: SegmentEnded) -> list[GlobalAction]:
         segment, ledger = event.segment, self.ledger

@@ -10,7 +10,7 @@ from stepserve.core.events import GlobalEvent, LocalEvent, TimerExpired
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import PlanProblem
-from stepserve.core.request import FinishReason, Progress, Request
+from stepserve.core.request import FinishReason, Progress, Refusal, Request
 from stepserve.core.step import Batch, Mix
 
 
@@ -123,11 +123,16 @@ class SolvePlan:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Refuse a request before any work was done; the client may try after ``retry_after_s``."""
+    """Refuse a request before any work was done.
+
+    ``retry_after_s``: from when on it is predicted to be accepted; ``None`` where asking again
+    cannot help.
+    """
 
     request_id: RequestId
-    retry_after_s: float
+    retry_after_s: float | None
     why: str
+    reason: Refusal = Refusal.SATURATED
 
 
 @dataclass(frozen=True, slots=True)

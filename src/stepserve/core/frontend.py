@@ -6,7 +6,7 @@ from typing import Protocol
 
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SettledToken
-from stepserve.core.request import FinishReason, Request
+from stepserve.core.request import FinishReason, Refusal, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,11 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestRejected:
-    """Refused at admission; no work was done. Only ever the first update."""
+    """Refused at admission; no work was done. Only ever the first update. See ``Reject``."""
 
-    retry_after_s: float
+    retry_after_s: float | None
     why: str
+    reason: Refusal = Refusal.SATURATED
 
 
 Update = TokensEmitted | RequestEnded | RequestRejected

@@ -12,7 +12,7 @@ from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.frontend import Frontend
 from stepserve.gateway.contract import ModelCard, Observer
-from stepserve.gateway.errors import APIError, check_model, install_error_handlers
+from stepserve.gateway.errors import APIError, check_model, install_error_handlers, try_again
 from stepserve.gateway.middleware import BodyLimit, RequestIds
 from stepserve.gateway.schemas import DetokenizeRequest, TokenizeRequest
 from stepserve.gateway.serving import GenerationService
@@ -128,7 +128,7 @@ class _Facts:
 
     def _check_ready(self) -> None:
         if not self._frontend.ready():
-            raise APIError(503, "the model is not ready", headers={"Retry-After": "1"})
+            raise APIError(503, "the model is not ready", headers=try_again(1.0))
 
     def _model(self) -> dict[str, Any]:
         card = self._card

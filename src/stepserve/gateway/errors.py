@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from stepserve.core.errors import FieldError
+from stepserve.core.frontend import RequestRejected
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,16 +68,29 @@ class APIError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def rejected(retry_after_s: float, why: str) -> APIError:
-    """429 for a request refused at admission: when to come back, and why.
+def rejected(refused: RequestRejected) -> APIError:
+    """429 for a request refused at admission: why, and when to come back if that can help.
 
-    The dropped-reason header speaks llm-d's words, which routers branch on.
+    The official clients obey ``x-should-retry``. The dropped-reason header is llm-d's, with its
+    word where it has one, since routers branch on it.
     """
     headers = {
-        "Retry-After": str(max(1, math.ceil(retry_after_s))),
-        "x-llm-d-request-dropped-reason": "rejected-saturated",
+        "x-llm-d-request-dropped-reason": f"rejected-{refused.reason.replace('_', '-')}",
+        "x-should-retry": "false",
     }
-    return APIError(429, f"request refused: {why}", headers=headers)
+    if refused.retry_after_s is not None:
+        headers |= try_again(refused.retry_after_s)
+    message = f"request refused: {refused.why}"
+    return APIError(429, message, code=refused.reason.value, headers=headers)
+
+
+def try_again(after_s: float) -> Mapping[str, str]:
+    """Headers that say when to ask again: for everybody in seconds, for some exactly."""
+    return {
+        "Retry-After": str(max(1, math.ceil(after_s))),
+        "retry-after-ms": str(math.ceil(after_s * 1e3)),
+        "x-should-retry": "true",
+    }
 
 
 def check_model(name: str | None, served: str) -> None:

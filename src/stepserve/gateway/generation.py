@@ -155,8 +155,8 @@ class Generation:
                 self._take_tokens(choice, update)
             case RequestEnded():
                 self._take_end(choice, update)
-            case RequestRejected(retry_after_s, why):
-                choice.failure = rejected(retry_after_s, why)
+            case RequestRejected():
+                choice.failure = rejected(update)
                 self._observer.rejected(choice.sample.request)
                 self._updates.put_nowait(ChoiceUpdate(choice, Delta(), ended=True))
 

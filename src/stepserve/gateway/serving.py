@@ -16,7 +16,7 @@ from stepserve.core.frontend import Frontend
 from stepserve.core.request import SLO
 from stepserve.gateway import accounting
 from stepserve.gateway.contract import ModelCard, Observer
-from stepserve.gateway.errors import APIError, check_model
+from stepserve.gateway.errors import APIError, check_model, try_again
 from stepserve.gateway.fields import check_extra_fields, ignored_fields_header
 from stepserve.gateway.generation import ChoiceUpdate, Generation
 from stepserve.gateway.replies import ChatShape, CompletionShape, Json, Reply, Shape
@@ -90,7 +90,7 @@ class GenerationService:
             raise APIError(
                 503,
                 "no instance is ready, or the server is about to end",
-                headers={"Retry-After": "1"},
+                headers=try_again(1.0),
             )
         check_model(body.model, self._translator.card.id)
         ignored = check_extra_fields(body, self._config.strict_fields)

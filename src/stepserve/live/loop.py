@@ -304,7 +304,8 @@ class ControlLoop:
                 solve.start()
             case Reject():
                 record = self.records.pop(action.request_id)
-                record.updates.put_nowait(RequestRejected(action.retry_after_s, action.why))
+                refused = RequestRejected(action.retry_after_s, action.why, action.reason)
+                record.updates.put_nowait(refused)
             case Finish():
                 record = self.records.pop(action.request_id)
                 report = record.report(self.now_s(), action.reason)

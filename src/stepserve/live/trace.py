@@ -186,8 +186,8 @@ def _action(action: Action, request_id: str) -> str | None:
             return f"placed on {to}{where}: {why}"
         case Send(to, SegmentReleased(name, at=at), why) if name == request_id:
             return f"{to} is asked to let it go at the next {at}: {why}"
-        case Reject(name, why=why) if name == request_id:
-            return f"rejected: {why}"
+        case Reject(name, why=why, reason=reason) if name == request_id:
+            return f"rejected ({reason}): {why}"
         case Finish(name, reason, error, why) if name == request_id:
             return f"finished ({reason}): {error or why}"
     return None

@@ -13,7 +13,7 @@ from stepserve.core.events import (
     SegmentReleased,
 )
 from stepserve.core.ids import InstanceId
-from stepserve.core.request import CacheMode, FinishReason, OnMiss, Progress
+from stepserve.core.request import CacheMode, FinishReason, OnMiss, Progress, Refusal
 from stepserve.core.segment import ReleasePoint, SegmentEnd
 from support.scripted_cluster import ScriptedCluster
 from support.toy_world import PROFILE, make_request, make_spec
@@ -202,6 +202,41 @@ def test_admission_counts_only_those_who_go_first():
     for index in range(90):
         cluster.arrive(f"dated{index}", e2e_s=2.0)
     assert any(isinstance(a, Reject) for a in cluster.arrive("hopeless", **asked))
+
+
+def refused(actions):
+    (reject,) = [a for a in actions if isinstance(a, Reject)]
+    return reject
+
+
+def test_reasons_of_refusals():
+    cluster = Cluster(make_spec("i0", running_requests=1), queue_limit=40)
+    asked = {"e2e_s": 3.0, "on_miss": OnMiss.REJECT}
+    alone = refused(cluster.arrive("never", **asked | {"e2e_s": 0.01}))
+    assert (alone.reason, alone.retry_after_s) == (Refusal.DEADLINE, None)
+    assert "alone" in alone.why
+    for index in range(41):
+        cluster.arrive(f"r{index}", e2e_s=2.0)
+    full = refused(cluster.arrive("more"))
+    assert full.reason is Refusal.QUEUE_FULL
+    assert 1.0 < full.retry_after_s < 60.0
+    saturated = Cluster(make_spec("i0", running_requests=1))
+    for index in range(91):
+        saturated.arrive(f"r{index}", e2e_s=2.0)
+    late = refused(saturated.arrive("late", **asked))
+    assert late.reason is Refusal.SATURATED
+    assert late.retry_after_s > full.retry_after_s - 3.0
+
+
+def test_a_place_in_the_queue_is_promised_when_its_last_one_is_done():
+    cluster = Cluster(make_spec("i0", running_requests=1), queue_limit=40)
+    waits = []
+    for slots in (1, 4):
+        cluster = Cluster(make_spec("i0", running_requests=slots), queue_limit=40)
+        for index in range(40 + slots):
+            assert not any(isinstance(a, Reject) for a in cluster.arrive(f"r{index}"))
+        waits.append(refused(cluster.arrive("more")).retry_after_s)
+    assert waits[0] > waits[1]
 
 
 def test_a_placed_segment_carries_a_fresh_forecast_after_a_loss():

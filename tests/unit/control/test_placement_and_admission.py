@@ -1,12 +1,15 @@
+from dataclasses import replace
+
 import pytest
 
-from stepserve.control.admission import completion_s
+from stepserve.control.admission import Admission, refusal
+from stepserve.control.ledger import RequestState
 from stepserve.core.actions import Finish, Reject
 from stepserve.core.config import Choice, ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import ClusterView, InstanceLoad
-from stepserve.core.request import OnMiss, Progress
+from stepserve.core.request import OnMiss, Progress, Refusal
 from stepserve.cost.step_table import StepTable
 from stepserve.families.assemble import assemble_global
 from stepserve.families.diffusion import DIFFUSION
@@ -51,12 +54,9 @@ def test_step_completion_counts_the_running_batch_and_the_newcomer():
 def completion(loads, ahead=0):
     request = make_request(prompt=16, output=48)
     forecast = StepForecast((0.9, 0.5), (30.0, 10.0), 48.0)
-    progress = PROGRAM.start(request)
+    state = RequestState(request, PROGRAM.start(request), forecast=forecast)
     room = [row for row in loads if row.running_requests < row.spec.max_running_requests]
-    return completion_s(
-        request, progress, forecast,
-        with_room=room, loads=loads, ahead=ahead, program=PROGRAM, cost=COST,
-    )  # fmt: skip
+    return Admission(None, None, None, PROGRAM, COST).completion_s(state, room, loads, ahead)
 
 
 def test_predicted_completion_grows_with_load_and_queue():
@@ -77,10 +77,9 @@ def test_an_autoregressive_request_is_priced_by_what_its_batches_are_made_of():
     request = make_token_request("r", prompt=150, output=40)
     program, forecast = AutoregressiveProgram(64), StepForecast((1.0,), (40.0,), 40.0)
     rows = [load("a", running_requests=3)]
-    seconds = completion_s(
-        request, program.start(request), forecast,
-        with_room=rows, loads=rows, ahead=0, program=program, cost=Priced(),
-    )  # fmt: skip
+    state = RequestState(request, program.start(request), forecast=forecast)
+    admission = Admission(None, None, None, program, Priced())
+    seconds = admission.completion_s(state, rows, rows, ahead=0)
     assert seconds == pytest.approx(3 * 0.5 + 40 * 0.01 * 4)
 
 
@@ -91,6 +90,25 @@ def test_only_those_who_asked_are_rejected_for_a_hopeless_deadline(on_miss, answ
     world.arrive(request)
     world.run()
     assert isinstance(world.truths["r0"].answers[0], answer)
+
+
+@pytest.mark.parametrize(
+    ("e2e_s", "fixed", "reason", "retry_s"),
+    [
+        (-1.0, False, Refusal.DEADLINE, None),
+        (0.0, False, Refusal.DEADLINE, None),
+        (1.9, False, Refusal.DEADLINE, None),
+        (3.0, False, Refusal.SATURATED, 2.0),
+        (4.99, False, Refusal.SATURATED, 0.1),
+        (3.0, True, Refusal.SATURATED, None),
+    ],
+)
+def test_a_refusal_says_whether_asking_again_can_help(e2e_s, fixed, reason, retry_s):
+    """Five seconds from now, or two if nothing else ran."""
+    request = make_request(e2e_s=e2e_s)
+    request = replace(request, slo=replace(request.slo, fixed_deadline=fixed))
+    refused = refusal(request, need_s=5.0, alone_s=2.0, left_s=e2e_s)
+    assert (refused.reason, refused.retry_after_s) == (reason, pytest.approx(retry_s, abs=0.1))
 
 
 def test_a_feasible_deadline_is_not_rejected():
