@@ -82,7 +82,7 @@ def tokenizer() -> TextTokenizer:
 def serve(world: str, port: int) -> None:
     """The server process."""
     cluster = build(world)
-    app = build_app(CONFIG, make_engine(CONFIG).facts, cluster)
+    app = build_app(CONFIG, make_engine(CONFIG).facts, cluster.frontend, cluster.control_reading)
 
     async def run() -> None:
         cluster.start()

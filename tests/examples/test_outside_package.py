@@ -128,7 +128,7 @@ def test_the_engine_is_built_without_torch(installed):
 
 def executor(family, page_tokens=4):
     config = config_of(family, page_tokens=page_tokens)
-    spec = deploy._first_specs(config)[0]
+    spec = deploy.first_specs(config)[0]
     return load("engine", "hash")(NoOptions(), config).executor(spec, 1)
 
 
@@ -231,7 +231,7 @@ async def texts(config, count=4):
     """Answers through the gateway, hand-overs and mean thresholds."""
     engine = make_engine(config)
     cluster = deploy.build_cluster(config, engine)
-    app = deploy.build_app(config, engine.facts, cluster)
+    app = deploy.build_app(config, engine.facts, cluster.frontend, cluster.control_reading)
     cluster.start()
     try:
         while len(cluster.loop.status().instances) < len(cluster.specs):

@@ -15,10 +15,12 @@ OPTIONS = {
     "served_model_name": "the model's id in requests, replies and metrics; its own name without",
     "host": "address to listen on",
     "port": "port to listen on",
+    "gateways": "processes that speak HTTP, all on the one port",
     "instances": "model instances, of degree 1",
     "layout": "in their place, the tensor-parallel degree of each instance, such as 2,1: so many "
     "shares of the model, each a process, or a GPU",
-    "cluster": "where they live: local (this process), ray (started here), ray://auto (the Ray "
+    "cluster": "where they live: local (a process each), threads (of this process), ray "
+    "(started here), ray://auto (the Ray "
     "cluster that this machine is a node of) or ray://HOST:PORT (the same, by its head's address)",
     "threads_per_instance": "CPU threads of each instance, or share of one; 0: the cores evenly",
     "device": "torch device, such as cpu or cuda:0",
@@ -93,9 +95,13 @@ def run(args: argparse.Namespace) -> int:
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     config = configuration(args)
+    if config.cluster == "local":
+        from stepserve.live.processes import serve_processes
+
+        return serve_processes(config)
     from stepserve.live.deploy import serve
 
-    if config.cluster == "local":
+    if config.cluster == "threads":
         return serve(config)
     from stepserve.live.transport_ray import RayCluster
 

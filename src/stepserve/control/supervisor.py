@@ -26,6 +26,9 @@ from stepserve.core.request import FinishReason, Progress, Request
 
 from .global_scheduler import GlobalScheduler
 
+EPOCHS = 1 << 20
+"""More than a request is placed, with any scheduler."""
+
 _HEARD = {RequestArrived, RequestCancelled, InstanceUp, InstanceStopped, InstanceLost}
 
 
@@ -111,6 +114,26 @@ class Supervisor:
         """
         self.layout, self.starting = tuple(layout), {spec.id: spec for spec in starting}
         return SchedulerStarted(0, self.layout)
+
+    def take_over(
+        self,
+        number: int,
+        layout: Sequence[InstanceSpec],
+        requests: Sequence[OpenRequest],
+        up: Sequence[InstanceSpec],
+        starting: Sequence[InstanceSpec],
+    ) -> SchedulerStarted:
+        """The first event after ``number`` schedulers that died with their process.
+
+        What epochs they gave is not known: this one's are far beyond.
+        """
+        self.restarts, self.layout = number, tuple(layout)
+        self.up = {spec.id: spec for spec in up}
+        self.starting = {spec.id: spec for spec in starting}
+        beyond = number * EPOCHS
+        self._open = {r.request.id: _Open(r.request, beyond) for r in requests}
+        known = tuple(row._replace(epoch=beyond) for row in requests)
+        return SchedulerStarted(number, self.layout, known, tuple(up), tuple(starting))
 
     def restart(self, reached: Callable[[RequestId], Progress | None]) -> list[GlobalEvent]:
         """A new scheduler; returns the events that it has to handle first.

@@ -117,6 +117,9 @@ class ControlConfig:
         check(in_order, "control.infeasible", "preempt needs queue = deadline: it is an order")
 
 
+CLUSTERS = ("local", "threads", "ray")
+
+
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Everything ``stepserve serve`` can be told."""
@@ -126,9 +129,11 @@ class ServeConfig:
     served_model_name: str = ""  # what clients call it; default: the model's own name
     host: str = "127.0.0.1"
     port: int = 8000
+    gateways: int = 1  # processes that speak HTTP, on the one port
     instances: int = 2
     layout: str = ""  # tensor-parallel degrees at the start, such as 2,1, in place of instances
-    cluster: str = "local"  # where instances live: local, ray, ray://auto or ray://HOST:PORT
+    cluster: str = "local"  # where instances live: local (processes of this machine), threads
+    # (of the one process that then does all), ray, ray://auto or ray://HOST:PORT
     threads_per_instance: int = 0  # CPU threads per share of an instance; 0: the cores evenly
     device: str = "cpu"
     dtype: str = "float32"
@@ -166,14 +171,16 @@ class ServeConfig:
         words = [word.strip() for word in self.layout.split(",")]
         ok = not self.layout or all(word.isdecimal() and int(word) for word in words)
         check(ok, "layout", f"{self.layout!r} is not a list of degrees, such as 2,1")
-        for name in ("instances", "max_running_requests", "kv_pages", "page_tokens"):
+        for name in ("gateways", "instances", "max_running_requests", "kv_pages", "page_tokens"):
             check(getattr(self, name) >= 1, name, "must be at least 1")
         check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
         check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")
         check(self.hang_s > 0.0, "hang_s", "must be positive")
         kind, _, address = self.cluster.partition("://")
-        known = self.cluster in ("local", "ray") or (kind == "ray" and address != "")
-        check(known, "cluster", "must be local, ray, ray://auto or ray://HOST:PORT")
+        known = self.cluster in CLUSTERS or (kind == "ray" and address != "")
+        check(known, "cluster", "must be local, threads, ray, ray://auto or ray://HOST:PORT")
+        one = self.gateways == 1 or self.cluster == "local"
+        check(one, "gateways", "more than one needs --cluster local")
         modes = ", ".join(CacheMode)
         check(self.cache_mode in list(CacheMode), "cache_mode", f"must be one of {modes}")
         scopes = ", ".join(RefreshScope)

@@ -12,7 +12,6 @@ from itertools import accumulate, groupby
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.utils.rnn import pad_sequence
 
 from stepserve.engine.kv_pages import PagePool
@@ -162,6 +161,8 @@ def _attended(group: Group | Ragged, q: Tensor, k: Tensor, v: Tensor, pages: Ten
 
 def ragged(q: Tensor, k: Tensor, v: Tensor, group: Ragged) -> Tensor:
     """Attention of each row of ``group`` over itself: as ``attend``, but ``[tokens, ...]``."""
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - imports for seconds, on GPUs only
+
     ends, longest = group.ends, group.longest
     shared = q.shape[1] != k.shape[1]
     out = varlen_attn(q, k, v, ends, ends, longest, longest, enable_gqa=shared)

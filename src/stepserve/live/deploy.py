@@ -3,31 +3,26 @@
 import asyncio
 import contextlib
 import logging
-import signal
-import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
-from stepserve.control.reconfigure import slot_id
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.model import Engine, ModelFacts
-from stepserve.core.plan import Planner, Slot
+from stepserve.core.plan import Planner
 from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import CacheMode, RefreshScope
 from stepserve.cost.batch_profile import BatchProfile
 from stepserve.cost.step_log import StepLog
 from stepserve.families.assemble import FAMILIES, make_planner
-from stepserve.families.profiles import cores_per_share
-from stepserve.families.setup import make_setup
+from stepserve.families.setup import SchedulerSetup, make_setup
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
 from stepserve.gateway.operator import add_operator
@@ -37,14 +32,18 @@ from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
 
 from .counters import Counters
 from .event_log import EventLog
+from .first_layout import describe_instances, first_specs
 from .frontend import LiveFrontend
 from .instance import Instance
 from .instance_factory import InstanceFactory, make_engine
 from .kept_batches import KeptBatches
+from .listening import listen
 from .loop import ControlLoop
 from .operator import LiveOperator
 from .predictor import SharedPredictor
 from .recording import Listener
+from .remote_frontend import RemoteFrontend
+from .server import Server
 from .transport import OutputSink, Transport
 from .transport_local import LocalTransport
 
@@ -121,12 +120,41 @@ def build_cluster(
     ``planner`` replaces the configured one. ``host``: where else instances live.
     """
     setup = make_setup(config, engine)
+    return assemble(config, setup, engine.facts, host or in_threads(engine), listeners, planner)
+
+
+def in_threads(engine: Engine) -> HostInstances:
+    """Instances live in this process, and share an engine."""
+
+    def host(
+        factory: InstanceFactory,
+        sink: OutputSink,
+        listeners: Sequence[Listener],
+        predictor: StepPredictor,
+    ) -> Transport:
+        def build(spec: InstanceSpec, incarnation: int) -> Instance:
+            return factory.instance(engine, spec, incarnation, predictor, time.monotonic, listeners)
+
+        return LocalTransport(build, sink, factory.config.hang_s)
+
+    return host
+
+
+def assemble(
+    config: ServeConfig,
+    setup: SchedulerSetup,
+    facts: ModelFacts,
+    host: HostInstances,
+    listeners: Sequence[Listener] = (),
+    planner: Planner | None = None,
+) -> Cluster:
+    """As ``build_cluster``, of what is known of the model, and without an engine."""
     factory = InstanceFactory(config, setup)
     planner = planner or make_planner(FAMILIES[setup.family], setup.control)
-    specs = _first_specs(config)
+    specs = first_specs(config)
     setup.new_local(specs[0])  # refuses unknown policies now
     log = StepLog(Path(config.log_steps)) if config.log_steps else None
-    predictor = SharedPredictor(factory.predictor(engine), log)
+    predictor = SharedPredictor(factory.predictor(facts), log)
     counters = Counters()
     listeners = [*listeners, counters.note]
     logs: list[EventLog | KeptBatches | SharedPredictor] = [predictor]
@@ -140,51 +168,24 @@ def build_cluster(
         listeners.append(events.note)
         logs.append(events)
     loop = ControlLoop(setup.new_global, predictor, time.monotonic, planner, listeners)
-
-    def build_instance(spec: InstanceSpec, incarnation: int) -> Instance:
-        return factory.instance(engine, spec, incarnation, predictor, time.monotonic, listeners)
-
-    transport: Transport
-    if host is None:
-        transport = LocalTransport(build_instance, loop.sink, config.hang_s)
-    else:
-        transport = host(factory, loop.sink, listeners, predictor)
+    transport = host(factory, loop.sink, listeners, predictor)
     frontend = LiveFrontend(loop, transport)
     operator = LiveOperator(loop, specs, setup.control.tp_degrees)
     return Cluster(loop, transport, frontend, specs, counters, operator, tuple(logs))
 
 
-def _first_specs(config: ServeConfig) -> tuple[InstanceSpec, ...]:
-    """Instances side by side; pages and places grow with the shares (or GPUs) of each."""
-    specs, first = [], 0
-    for degree in config.degrees:
-        slot = Slot(0, tuple(range(first, first + degree)))
-        first += degree
-        spec = InstanceSpec(
-            id=slot_id(slot),
-            tp_degree=degree,
-            page_capacity=config.kv_pages * degree,
-            page_tokens=config.page_tokens,
-            max_running_requests=config.max_running_requests * degree,
-            slot=slot,
-        )
-        specs.append(spec)
-    return tuple(specs)
-
-
-def build_app(config: ServeConfig, facts: ModelFacts, cluster: Cluster) -> FastAPI:
-    """The gateway over a cluster."""
-    frontend = cluster.frontend
-    load_gauges = LoadGauges(
-        frontend.running, frontend.waiting, frontend.kv_usage, cluster.control_reading
-    )
-    pages = sum(spec.page_capacity for spec in cluster.specs)
+def build_app(
+    config: ServeConfig,
+    facts: ModelFacts,
+    frontend: LiveFrontend | RemoteFrontend,
+    read: Callable[[], ControlReading],
+) -> FastAPI:
+    """The gateway over a cluster; ``read``: what ``/metrics`` says of its schedulers."""
+    load_gauges = LoadGauges(frontend.running, frontend.waiting, frontend.kv_usage, read)
+    pages = sum(spec.page_capacity for spec in first_specs(config))
     card = model_card(config, facts)
     metrics = PrometheusMetrics(card.id, load_gauges, config.page_tokens, pages)
-    app = create_app(frontend, TextTokenizer.from_folder(facts.folder), card, config, metrics)
-    if config.operator_api:
-        add_operator(app, cluster.operator)
-    return app
+    return create_app(frontend, TextTokenizer.from_folder(facts.folder), card, config, metrics)
 
 
 def model_card(config: ServeConfig, facts: ModelFacts) -> ModelCard:
@@ -215,61 +216,16 @@ def _default_cache(config: ServeConfig, facts: ModelFacts) -> CacheMode:
     return CacheMode(config.cache_mode)
 
 
-class _Server(uvicorn.Server):
-    """On SIGTERM or SIGINT: take nothing new, finish what was accepted, then leave with 0."""
-
-    def __init__(self, config: uvicorn.Config, frontend: LiveFrontend) -> None:
-        super().__init__(config)
-        self._frontend = frontend
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the signal is not raised again afterwards: the cluster stops first."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. A second SIGINT ends at once."""
-        logger.info("draining: accepted requests are finished, nothing new is taken")
-        self._frontend.drain()
-        super().handle_exit(sig, frame)
-
-
-def listen(config: ServeConfig) -> socket.socket:
-    """Take the port before anything is loaded. Raises FieldError if it cannot be had."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((config.host, config.port))
-        listener.listen(2048)  # who connects while the model loads waits instead of failing
-    except OSError as error:
-        listener.close()
-        raise FieldError("port", f"{config.host}:{config.port} cannot be used: {error}") from error
-    return listener
-
-
-def _instances(config: ServeConfig) -> str:
-    """How many, their degrees where not all are 1, and what they run on."""
-    degrees, threads = config.degrees, cores_per_share(config)
-    what = f"{len(degrees)} instance{'s' * (len(degrees) > 1)}"
-    if max(degrees) > 1:
-        what += f" of tensor-parallel degrees {'+'.join(map(str, degrees))}"
-    each = "share" if max(degrees) > 1 else "instance"
-    cpus = f"{threads} CPU thread{'s' * (threads > 1)} per {each}"
-    return f"{what}, {cpus if config.device == 'cpu' else config.device}"
-
-
 def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
     """Serve until told to stop; the exit status. ``host``: see ``build_cluster``."""
     listener = listen(config)
     engine = make_engine(config)
     cluster = build_cluster(config, engine, host=host)
-    app = build_app(config, engine.facts, cluster)
+    app = build_app(config, engine.facts, cluster.frontend, cluster.control_reading)
+    if config.operator_api:
+        add_operator(app, cluster.operator)
     options = uvicorn.Config(app, log_level="warning")
-    server = _Server(options, cluster.frontend)
+    server = Server(options, cluster.frontend.drain)
 
     async def run() -> None:
         cluster.start()
@@ -289,7 +245,7 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
                 return
             await asyncio.sleep(0.1)
         port = listener.getsockname()[1]
-        what = f"{engine.facts.name} at http://{config.host}:{port} ({_instances(config)})"
+        what = f"{engine.facts.name} at http://{config.host}:{port} ({describe_instances(config)})"
         logger.info("serving %s", what)
 
     asyncio.run(run())

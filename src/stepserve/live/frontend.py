@@ -59,10 +59,11 @@ class LiveFrontend:
 
     async def submit(self, request: Request, payload: Payload) -> AsyncIterator[Update]:
         """See ``Frontend.submit``. Closing the iterator early cancels the request."""
-        record = self.loop.submit(request, payload)
+        updates: asyncio.Queue[Update] = asyncio.Queue()
+        self.loop.submit(request, payload, updates)
         try:
             while True:
-                update = await record.updates.get()
+                update = await updates.get()
                 yield update
                 if isinstance(update, RequestEnded | RequestRejected):
                     return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stepserve.core.config import ServeConfig
 from stepserve.core.instance import InstanceSpec
-from stepserve.core.model import Engine
+from stepserve.core.model import Engine, ModelFacts
 from stepserve.core.protocols import StepPredictor
 from stepserve.families.assemble import FAMILIES
 from stepserve.families.forecasts import make_forecast, parts_of
@@ -33,9 +33,9 @@ class InstanceFactory:
     config: ServeConfig
     setup: SchedulerSetup
 
-    def predictor(self, engine: Engine) -> StepPredictor:
+    def predictor(self, facts: ModelFacts) -> StepPredictor:
         """A fresh predictor of what requests still need."""
-        family, parts = FAMILIES[self.setup.family], parts_of(engine.facts.folder)
+        family, parts = FAMILIES[self.setup.family], parts_of(facts.folder)
         return make_forecast(family, self.config.predictor, parts)
 
     def instance(

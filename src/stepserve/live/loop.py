@@ -33,6 +33,7 @@ from stepserve.core.events import (
     HandoverStalled,
     InstanceLost,
     InstanceUp,
+    OpenRequest,
     PlanSolved,
     Predicted,
     RequestArrived,
@@ -51,8 +52,8 @@ from stepserve.core.request import FinishReason, Request
 from stepserve.core.segment import SegmentEnd
 from stepserve.core.status import ClusterStatus
 
-from .messages import Delivery, InstanceOutput
-from .record import LiveRecord
+from .messages import Delivery, InstanceOutput, Present, Submit
+from .record import LiveRecord, Updates
 from .recording import Handled, Listener
 from .transport import Transport
 
@@ -87,6 +88,7 @@ class ControlLoop:
         self._listeners = listeners
         self._events: deque[GlobalEvent] = deque()
         self._busy = False
+        self._held: list[InstanceOutput] | None = None  # until another's cluster is taken over
         self.ever_up = False
         self.losses = 0
         self.migrations = 0
@@ -103,6 +105,45 @@ class ControlLoop:
     def start(self, specs: Sequence[InstanceSpec]) -> None:
         """Start the instances that the cluster begins with."""
         self.post(self.supervisor.start(specs))
+
+    def wait_for_take_over(self) -> None:
+        """Let outputs of instances wait until ``take_over``."""
+        self._held = []
+
+    def take_over(
+        self,
+        number: int,
+        layout: Sequence[InstanceSpec],
+        found: Sequence[tuple[Submit, Updates]],
+        present: Sequence[Present],
+    ) -> None:
+        """Go on with the cluster of a scheduler that died with its process.
+
+        ``number``: how many schedulers there were. ``found``: what gateways have. ``present``:
+        what instances say of themselves; those that are not up yet will announce themselves.
+        """
+        for one, updates in found:
+            record = LiveRecord(one.request, one.payload, updates)
+            record.emitted, record.forwards = len(one.emitted), one.forwards
+            record.settled = {token.offset: token for token in one.emitted}
+            self.records[one.request.id] = record
+        for step in [step for instance in present for step in instance.steps]:
+            known = self.records.get(step.step.request_id)
+            if known is not None:
+                known.recall(step, self.now_s())
+        up = [one.spec for one in present if one.up]
+        starting = [one.spec for one in present if not one.up]
+        open_ = [
+            OpenRequest(one.request, self.records[one.request.id].progress(), 1) for one, _ in found
+        ]
+        self.ever_up = bool(up)
+        self.post(self.supervisor.take_over(number, layout, open_, up, starting))
+        for one, _ in found:
+            if one.cancelled is not None:
+                self.cancel(one.request.id, one.cancelled)
+        held, self._held = self._held, None
+        for output in held or ():
+            self._take(output)
 
     def status(self) -> ClusterStatus:
         """What the global scheduler knows."""
@@ -125,22 +166,20 @@ class ControlLoop:
         except RuntimeError:  # the loop is closed: the server is gone, nobody waits for this
             logger.debug("dropped at shutdown: %s", argument)
 
-    def submit(self, request: Request, payload: Payload) -> LiveRecord:
-        """Take a request in; its record's updates end with an end or a rejection.
+    def submit(self, request: Request, payload: Payload, updates: Updates) -> None:
+        """Take a request in; its updates end with an end or a rejection.
 
         Raises StepserveError for an id that is in use.
         """
         if request.id in self.records:
             raise StepserveError(f"request id {request.id} is in use")
-        record = LiveRecord(request, payload)
-        self.records[request.id] = record
+        self.records[request.id] = LiveRecord(request, payload, updates)
         try:
             self.post(RequestArrived(request))
         except Exception:
             self.records.pop(request.id, None)  # nobody will read it
             self.supervisor.forget(request.id)
             raise
-        return record
 
     def cancel(self, request_id: RequestId, reason: FinishReason) -> None:
         """Stop a request within one step. Unknown and finished ones are ignored."""
@@ -219,6 +258,9 @@ class ControlLoop:
             self.post(InstanceLost(spec, reached))
 
     def _take(self, output: InstanceOutput) -> None:
+        if self._held is not None:
+            self._held.append(output)
+            return
         try:
             self._account(output)
         except Exception:  # a bug here would leave requests waiting for ever: say so to /health

@@ -1,12 +1,15 @@
-"""What crosses the transport between the control loop and an instance."""
+"""What the control loop says to instances and gateways, and they to it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepserve.core.events import GlobalEvent, LocalEvent, TimerExpired
-from stepserve.core.ids import InstanceId
+from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.instance import InstanceSpec
 from stepserve.core.payload import KvChunk, Payload, SettledToken
+from stepserve.core.request import FinishReason, Request
 from stepserve.core.step import Step, StepOutcome
+from stepserve.metrics.control import ControlReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +52,60 @@ class InstanceOutput:
     events: tuple[GlobalEvent, ...] = ()
     peers: tuple[tuple[InstanceId, Delivery], ...] = ()
     later: tuple[tuple[float, TimerExpired], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What an instance says of itself when a control loop connects.
+
+    ``up``: whether it has announced itself to somebody. ``steps``: those of segments it
+    holds, with their tokens.
+    """
+
+    spec: InstanceSpec
+    up: bool
+    steps: tuple[StepRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A gateway has a request. ``emitted``, ``forwards`` and ``cancelled``: how far it has come.
+
+    They are not empty where an earlier global scheduler had it.
+    """
+
+    request: Request
+    payload: Payload
+    emitted: tuple[SettledToken, ...] = ()
+    forwards: int = 0
+    cancelled: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first that a gateway says: the requests that it has."""
+
+    requests: tuple[Submit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A gateway wants an end of a request."""
+
+    request_id: RequestId
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What gateways are told of the cluster, several times a second.
+
+    ``serves``: whether requests can be run; ``healthy``: whether the scheduler makes progress.
+    """
+
+    serves: bool
+    healthy: bool
+    running: int
+    waiting: int
+    kv_usage: float
+    reading: ControlReading

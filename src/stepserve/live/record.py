@@ -1,7 +1,7 @@
 """One request as the live world sees it: its token values, its updates, its report."""
 
-import asyncio
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from stepserve.core.frontend import RequestReport, TokensEmitted, Update
 from stepserve.core.payload import Payload, SettledToken
@@ -11,6 +11,14 @@ from stepserve.metrics.latency import AnswerTrace, TextEvent, tpot_s, ttft_s
 from stepserve.metrics.slo import meets, missed
 
 from .messages import StepRecord
+
+
+class Updates(Protocol):
+    """Takes a request's updates, in order: a queue, or the way to another process."""
+
+    def put_nowait(self, update: Update, /) -> None:
+        """Take the next update."""
+        ...
 
 
 @dataclass(slots=True)
@@ -24,7 +32,7 @@ class LiveRecord:
 
     request: Request
     payload: Payload
-    updates: "asyncio.Queue[Update]" = field(default_factory=asyncio.Queue)
+    updates: Updates
     settled: dict[int, SettledToken] = field(default_factory=dict)
     confidence: Confidence | None = None
     emitted: int = 0
@@ -62,6 +70,20 @@ class LiveRecord:
             self.paused_s += max(0.0, record.started_s - self.latest[1])
             self.handovers += record.epoch > self.epoch
         self.latest = record.epoch, now_s
+        self._settle(record, now_s)
+
+    def recall(self, record: StepRecord, now_s: float) -> None:
+        """Take a step that an instance repeats: who heard of it, if anybody, is gone.
+
+        What a gateway knows is counted already: only what goes beyond it is passed on.
+        """
+        self.confidence = record.outcome.confidence or self.confidence
+        self.finished = record.outcome.finished
+        self.forwards += record.outcome.emitted > self.emitted
+        self._settle(record, now_s)
+
+    def _settle(self, record: StepRecord, now_s: float) -> None:
+        outcome = record.outcome
         self.settled.update((token.offset, token) for token in record.tokens)
         if outcome.emitted > self.emitted:
             tokens = tuple(self.settled[i] for i in range(self.emitted, outcome.emitted))

@@ -1,13 +1,14 @@
 """An instance in a process of its own: what lives there, beside its executor.
 
-It listens for the one connection of the control loop's process and ends with it.
+It listens for the one connection of the control loop's process and ends with it; or, where it is
+told to, goes on for a while and waits for the next control loop.
 """
 
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from stepserve.core.events import (
     ChunkLanded,
     HandoverAcknowledged,
     HandoverPrepared,
+    InstanceUp,
     SegmentEnded,
 )
 from stepserve.core.forecast import StepForecast
@@ -25,11 +27,11 @@ from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import Progress, Request
 from stepserve.core.step import Step, StepOutcome
 
-from .connections import Listener
+from .connections import Address, Listener
 from .instance import Instance
 from .instance_factory import InstanceFactory, make_engine
 from .kv_links import KvAddress, KvLinks
-from .messages import Delivery, InstanceOutput
+from .messages import Delivery, InstanceOutput, Present, StepRecord
 from .recording import Handled
 from .transport_local import InstanceThread
 from .wire import LOOK_S, Carrier, Link
@@ -84,6 +86,10 @@ class RemotePredictor:
         self._told.add(request.id)
         self._learned.append((named, progress, outcome, step))
 
+    def forget_told(self) -> None:
+        """Nobody knows any request: what was learned for somebody who is gone is dropped."""
+        self._learned, self._told = [], set()
+
     def take_learned(self, ended: Sequence[RequestId]) -> list[LearnedStep]:
         """All learned steps since the last time; then segments of some requests ended."""
         learned, self._learned = self._learned, []
@@ -101,40 +107,91 @@ class RemoteInstance:
         incarnation: int,
         node: str = "",
         host: str = "127.0.0.1",
+        *,
+        outlives: bool = False,
     ) -> None:
         """``node``: what instances that share its memory call this machine.
 
-        ``host``: its address among the nodes.
+        ``host``: its address among the nodes. ``outlives``: it is served by ``serve_all``, so
+        that a control loop that is gone does not end it.
         """
         self._factory = factory
         self._engine = make_engine(factory.config)
-        self._accepting = Listener(host)
-        self.address = self._accepting.address
-        self._predictor = RemotePredictor(factory.predictor(self._engine))
+        self._accepting = None if outlives else Listener(host)
+        self._keeps, self._retired = outlives, False
+        self._predictor = RemotePredictor(factory.predictor(self._engine.facts))
         self._handled: list[Handled] = []
         self._chunk_bytes = _most_bytes(factory, spec)
         self._kv = KvLinks(node, host if self._chunk_bytes else "", self._landed)
         self._offset_s = 0.0  # from this machine's clock to the control loop's
+        self._lock = threading.Lock()  # of what follows, which two threads use
         self._link: Link | None = None
+        self._up = False
+        self._steps: dict[RequestId, list[StepRecord]] = {}  # of segments that are here
+        self._unsaid: list[InstanceOutput] = []  # while no control loop is there
         self._host = InstanceThread(spec, incarnation, self._build, self._say)
+
+    @property
+    def address(self) -> Address:
+        """Where the control loop finds it, unless ``serve_all`` is told."""
+        assert self._accepting is not None, "it does not outlive its control loop"
+        return self._accepting.address
 
     def run(self) -> None:
         """Serve the control loop until it ends the connection, or this instance has ended."""
+        assert self._accepting is not None, "it does not outlive its control loop"
         carrier, self._offset_s = self._accepting.wait()
         self.serve(carrier)
 
     def serve(self, carrier: Carrier) -> None:
         """As ``run``, over a connection that is there. Nobody else can connect any more."""
-        self._accepting.close()
-        self._link = link = Link(carrier, self._take, self._host.name)
-        link.send(self._kv.address)
-        self._host.start()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        if self._accepting is not None:
+            self._accepting.close()
+        try:
+            self._serve(carrier)
+        finally:
+            self._end()
+
+    def serve_all(self, next_carrier: Callable[[], Carrier | None]) -> None:
+        """Serve one control loop after another, until one retires this instance or none comes."""
+        try:
+            while (carrier := next_carrier()) is not None:
+                self._serve(carrier)
+                if self._retired or not self._host.is_alive():
+                    break
+        finally:
+            self._end()
+
+    def _serve(self, carrier: Carrier) -> None:
+        link = Link(carrier, self._take, self._host.name)
+        with self._lock:
+            link.send(self._kv.address)
+            link.send(self._present())
+            self._predictor.forget_told()
+            for output in self._unsaid:
+                link.send(Turn(output, (), ()))
+            self._unsaid.clear()
+            self._link = link
+        if self._host.ident is None:
+            self._host.start()
+        threading.Thread(target=self._watch, args=(link,), name="watch", daemon=True).start()
         try:
             link.run()
         finally:
-            self._host.kill()
-            self._kv.close()
+            with self._lock:
+                self._link = None
+
+    def _present(self) -> Present:
+        steps = tuple(step for steps in self._steps.values() for step in steps)
+        for output in self._unsaid:
+            for event in output.events:
+                if isinstance(event, SegmentEnded):
+                    self._steps.pop(event.segment.request_id, None)
+        return Present(self._host.spec, self._up, steps)
+
+    def _end(self) -> None:
+        self._host.kill()
+        self._kv.close()
 
     def _now_s(self) -> float:
         return time.monotonic() + self._offset_s
@@ -152,6 +209,7 @@ class RemoteInstance:
             case Peers():
                 self._kv.peers = item.addresses
             case Retire():
+                self._retired = True
                 self._host.retire(item.announce)
 
     def _landed(self, chunk: KvChunk) -> None:
@@ -160,7 +218,6 @@ class RemoteInstance:
 
     def _say(self, output: InstanceOutput | None) -> None:
         """On the instance's thread: chunks go to their peers, all else to the control loop."""
-        assert self._link is not None, "it serves"
         ended: list[RequestId] = []
         if output is not None:
             peers = tuple(told for told in output.peers if self._tell(*told))
@@ -171,7 +228,23 @@ class RemoteInstance:
             output = dataclasses.replace(output, peers=peers)
         handled = list(self._handled)
         self._handled.clear()
-        self._link.send(Turn(output, handled, self._predictor.take_learned(ended)))
+        with self._lock:
+            if output is not None and self._keeps:
+                self._keep(output, ended)
+            if self._link is not None:
+                learned = self._predictor.take_learned(ended)
+                self._link.send(Turn(output, handled, learned))
+
+    def _keep(self, output: InstanceOutput, ended: Sequence[RequestId]) -> None:
+        """Remember what the next control loop will have to hear."""
+        self._up |= any(isinstance(event, InstanceUp) for event in output.events)
+        for step in output.steps:
+            self._steps.setdefault(step.step.request_id, []).append(step)
+        if self._link is None:
+            self._unsaid.append(dataclasses.replace(output, steps=(), peers=()))
+            return
+        for request_id in ended:
+            self._steps.pop(request_id, None)
 
     def _tell(self, to: InstanceId, delivery: Delivery) -> bool:
         """Whether the control loop shall pass it on."""
@@ -185,18 +258,17 @@ class RemoteInstance:
                 self._kv.forget(request_id, epoch)
         return True
 
-    def _watch(self) -> None:
+    def _watch(self, link: Link) -> None:
         """End the connection when the instance ends, hangs, or cannot hear any more."""
-        assert self._link is not None, "it serves"
         hang_s = self._factory.config.hang_s
-        while self._host.is_alive() and not self._link.is_broken(hang_s):
+        while self._host.is_alive() and not link.is_broken(hang_s):
             if self._host.is_lost(hang_s):
                 logger.error("instance %s hangs", self._host.name)
                 break
             self._host.join(LOOK_S)
         else:
             self._say(None)
-        self._link.close()
+        link.close()
 
 
 def _most_bytes(factory: InstanceFactory, spec: InstanceSpec) -> int:

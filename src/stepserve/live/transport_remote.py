@@ -6,7 +6,7 @@ Who starts and ends the processes is not known here: see ``transport_ray``.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from stepserve.core.events import GlobalEvent, InstanceStopped, InstanceUp, SegmentEnded
@@ -16,7 +16,7 @@ from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import Request
 
 from .kv_links import KvAddress
-from .messages import Delivery
+from .messages import Delivery, Present
 from .recording import Listener
 from .remote import Peers, Retire, Turn
 from .transport import Hosts, OutputSink
@@ -67,6 +67,7 @@ class RemoteHost(threading.Thread):
         self._take = take
         self._link: Link | None = None
         self._given_up = False
+        self.present: Present | None = None  # what it said when it was connected to
         self._begun_s = time.monotonic()
 
     def run(self) -> None:
@@ -91,12 +92,12 @@ class RemoteHost(threading.Thread):
         except Exception:
             logger.exception("the process of instance %s may go on", self.name)
 
-    def request(self, named: Request | RequestId) -> Request:
-        """The request of a learned step."""
+    def request(self, named: Request | RequestId) -> Request | None:
+        """The request of a learned step; ``None``: only a control loop before this one knew it."""
         if isinstance(named, Request):
             self._requests[named.id] = named
             return named
-        return self._requests[named]
+        return self._requests.get(named)
 
     def note(self, event: GlobalEvent) -> None:
         """Take notice of what it says of itself."""
@@ -167,18 +168,35 @@ class RemoteTransport(Hosts):
         self._lock = threading.Lock()
         self._addresses: dict[InstanceId, KvAddress] = {}
 
+    def count_from(self, incarnations: Mapping[InstanceId, int]) -> None:
+        """Go on with the numbers that a control loop before this one has given."""
+        self._incarnations.update(incarnations)
+
+    def adopt(self, spec: InstanceSpec, incarnation: int) -> None:
+        """Host an instance whose process a control loop before this one had started."""
+        self._incarnations[spec.id] = incarnation - 1
+        self.start(spec)
+
+    def present(self) -> dict[InstanceId, Present | None]:
+        """What each said of itself when it was connected to; ``None``: it is not, yet."""
+        hosts = self._hosts.items()
+        return {name: host.present for name, host in hosts if isinstance(host, RemoteHost)}
+
     def _take(self, host: RemoteHost, item: Any) -> None:
         """From an instance, on the thread of its host."""
         match item:
             case KvAddress():
                 self._introduce(host, item)
+            case Present():
+                host.present = item
             case Turn(output, handled, learned):
                 for call in handled:
                     for listen in self._listeners:
                         listen(call)
                 for named, progress, outcome, step in learned:
                     request = host.request(named)
-                    self._predictor.learn(request, progress, outcome, step)
+                    if request is not None:
+                        self._predictor.learn(request, progress, outcome, step)
                 if output is not None:
                     for event in output.events:
                         host.note(event)
