@@ -1,21 +1,23 @@
 """The how-to pages' policy and experiment files are accepted."""
 
+import dataclasses
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from stepserve.core.config import Choice, ControlConfig, from_table
+from stepserve.core.config import Choice, ControlConfig, ServeConfig, from_table
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import Parts
 from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.families.registry import build
+from stepserve.gateway.tenants import Tenant, read_tenants
 from stepserve.sim.experiment import read_experiments, read_table
 
 DOCS = Path(__file__).parents[2] / "docs"
-POLICY, TRACE = (
-    (DOCS / f"howto-{name}.md").read_text() for name in ("policy", "simulate-own-trace")
+POLICY, TRACE, TENANTS = (
+    (DOCS / f"howto-{name}.md").read_text() for name in ("policy", "simulate-own-trace", "tenants")
 )
 
 
@@ -51,3 +53,16 @@ def test_experiment_files_are_read(written, text):
         read_table(written / "experiment.toml", quick=False, changes=())
     )
     assert experiment.systems
+
+
+@pytest.mark.parametrize("text", blocks(TENANTS, "toml"))
+def test_tenants_files_are_read(tmp_path, text):
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    assert "acme" in read_tenants(path, ServeConfig().slo_classes).tenants
+
+
+def test_every_key_of_a_tenant_is_explained():
+    (table,) = re.findall(r"^\| key \|.*?\n\n", TENANTS, flags=re.M | re.S)
+    named = set(re.findall(r"`(\w+)`", "".join(r.split("|")[1] for r in table.split("\n") if r)))
+    assert named == {field.name for field in dataclasses.fields(Tenant)} - {"name"}

@@ -196,6 +196,7 @@ class RecordingObserver:
         self.ends = []
         self.gaps = []
         self.ignored = []
+        self.limits = []
 
     def started(self, request):
         self.in_flight += 1
@@ -210,6 +211,9 @@ class RecordingObserver:
     def rejected(self, request):
         self.in_flight -= 1
         self.ends.append(("rejected", 0))
+
+    def limited(self, tenant, why):
+        self.limits.append((tenant, why))
 
     def header_ignored(self, name):
         self.ignored.append(name)

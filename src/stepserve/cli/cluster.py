@@ -1,12 +1,16 @@
 """``stepserve cluster``: the state of a running cluster, and changes of its layout."""
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from stepserve.core.errors import FieldError, StepserveError
+
+KEY_VARIABLE = "STEPSERVE_OPERATOR_KEY"
 
 _DESCRIPTION = """\
 Show the instances of a cluster that `stepserve serve --operator-api` runs. With --layout or --drain
@@ -17,7 +21,10 @@ while. The change goes on in the server; ask again to see how far it is."""
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the ``cluster`` parser."""
     parser = subparsers.add_parser("cluster", description=_DESCRIPTION)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    address = "of the operator's port; default: %(default)s"
+    parser.add_argument("--url", default="http://127.0.0.1:8001", help=address)
+    key = f"file with a key of the operator's, where one is asked for; else of {KEY_VARIABLE}"
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help=key)
     change = parser.add_mutually_exclusive_group()
     change.add_argument("--layout", metavar="2,1,1", help="tensor-parallel degrees to change to")
     change.add_argument("--drain", metavar="ID", help="an instance to stop")
@@ -30,7 +37,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Change what is asked for, print the state."""
-    with httpx.Client(base_url=args.url, timeout=30.0) as client:
+    headers = _headers(args.key_file)
+    with httpx.Client(base_url=args.url, timeout=30.0, headers=headers) as client:
         if args.layout is not None:
             reply = _ask(client, "PUT", "/cluster/layout", {"layout": degrees(args.layout)})
         elif args.drain is not None:
@@ -42,6 +50,15 @@ def run(args: argparse.Namespace) -> int:
             reply = _ask(client, "GET", "/cluster")
     print("\n".join(lines(reply)))
     return 0
+
+
+def _headers(file: Path | None) -> dict[str, str]:
+    """Never on the command line, where others of the machine could read it."""
+    try:
+        key = os.environ.get(KEY_VARIABLE, "") if file is None else file.read_text().strip()
+    except OSError as error:
+        raise FieldError("--key-file", str(error)) from error
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def degrees(text: str) -> list[int]:

@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "load an OpenAI-compatible server and measure latency, deadlines met and accuracy",
     "chat": "ask one question, or hold a conversation, and see what the answer cost",
     "cluster": "show the instances of a running cluster, change its layout",
+    "key": "make API keys of tenants",
     "profile": "measure how long steps of each size take on this machine",
     "replay": "check that fresh schedulers make every decision of an event log again",
     "trace": "tell what happened to one request, when, and why, from an event log",

@@ -31,7 +31,12 @@ OPTIONS = {
     "longest; auto: the best that there is",
     "events": "write every event and decision to this file, anew at each start (.gz: compressed)",
     "log_steps": "write every executed step to this file, to train a predictor on",
-    "operator_api": "serve /cluster, too: state of the instances, changes of the layout",
+    "operator_api": "serve /cluster on a port of its own: state of the instances, changes of the "
+    "layout",
+    "operator_port": "port of /cluster; 0: the one after the clients' port",
+    "tenants": "file of API keys, limits and weights of tenants; without it everybody is let in",
+    "ssl_certfile": "PEM file of a certificate, to serve over TLS",
+    "ssl_keyfile": "PEM file of its private key",
     "max_running_requests": "most requests that one instance steps at a time",
     "kv_pages": "KV pages of each instance",
 }
@@ -94,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    config = configuration(args)
+    from stepserve.gateway.tenants import with_weights
+
+    config = with_weights(configuration(args))
     if config.cluster == "local":
         from stepserve.live.processes import serve_processes
 

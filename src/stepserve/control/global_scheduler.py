@@ -78,7 +78,7 @@ class GlobalScheduler:
         reads_work = getattr(placement, "reads_work", False)
         self.ledger = Ledger(program, config.running_tokens, config.admitted_limit, reads_work)
         self._relocation = Relocation(config, program, migration, cost, self.ledger)
-        self._queue = FairQueue(config.tenant_weights, config.tenant_order)
+        self._queue = FairQueue(config.tenant_weights)
         self._charges = Charges(self._queue, program, cost)
         waiting = self._queue, self._relocation.entry, self.ledger
         self._admission = Admission(*waiting, program, cost)
@@ -167,7 +167,7 @@ class GlobalScheduler:
     def _arrive(self, now_s: float, request: Request) -> list[GlobalAction]:
         if request.id in self.ledger.requests:
             return []
-        if self._queue.is_full(request.tenant, self._config.queue_limit):
+        if self._queue.is_full(self._relocation.tenant(request), self._config.queue_limit):
             return [self._admission.turn_away(now_s, request)]
         if not self.ledger.can_ever_hold(request):
             return [Finish(request.id, FinishReason.ERROR, TOO_LARGE, TOO_LARGE)]
@@ -224,7 +224,9 @@ class GlobalScheduler:
                 assert state.forecast is not None, "queued requests have a forecast"
                 place = self._placement.place
                 placement = place(state.request, state.progress, state.forecast, view)
-                self._charges.place(state, view.loads[placement.segments[0].instance].spec)
+                self._charges.settle(
+                    entry[0], state, view.loads[placement.segments[0].instance].spec
+                )
                 actions += self._send_segments(state, placement)
             elif self.ledger.can_ever_hold(state.request):
                 break
@@ -328,7 +330,7 @@ class GlobalScheduler:
         self, state: RequestState, reason: FinishReason, error: str | None, why: str
     ) -> GlobalAction:
         self.ledger.cancel_migration(state)
-        self._charges.finish(state)
+        self._charges.settle(self._relocation.tenant(state.request), state)
         self._forget(state)
         self.load_control.changed()
         return Finish(state.request.id, reason, error, why)

@@ -10,7 +10,7 @@ import itertools
 from stepserve.core.actions import GlobalAction
 from stepserve.core.config import ControlConfig
 from stepserve.core.protocols import CostModel, MigrationPolicy, StepProgram
-from stepserve.core.request import OnMiss
+from stepserve.core.request import OnMiss, Request
 from stepserve.core.segment import ReleasePoint
 from stepserve.core.status import InstancePhase
 
@@ -69,9 +69,13 @@ class Relocation:
         self._cost = cost
         self._ledger = ledger
 
+    def tenant(self, request: Request) -> str:
+        """Whose it is; nobody's where tenants are not told apart."""
+        return request.tenant if self._config.tenant_order == "fair" else ""
+
     def entry(self, state: RequestState) -> tuple[str, QueueKey]:
         """Its entry in the queue: whose it is, and its key."""
-        return state.request.tenant, queue_key(state, self._config.queue)
+        return self.tenant(state.request), queue_key(state, self._config.queue)
 
     def is_too_late(self, state: RequestState, now_s: float) -> bool:
         """Whether its deadline is infeasible; ``fcfs_drop`` counts its budget (DiLaServe B1)."""

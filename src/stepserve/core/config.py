@@ -130,6 +130,9 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     gateways: int = 1  # processes that speak HTTP, on the one port
+    ssl_certfile: str = ""  # PEM; with it, TLS is spoken
+    ssl_keyfile: str = ""  # PEM of its private key, if not in the same file
+    tenants: str = ""  # file of API keys, limits and weights; without it everybody is let in
     instances: int = 2
     layout: str = ""  # tensor-parallel degrees at the start, such as 2,1, in place of instances
     cluster: str = "local"  # where instances live: local (processes of this machine), threads
@@ -148,7 +151,9 @@ class ServeConfig:
     kv_pages: int = 4096  # of each instance, times its degree
     page_tokens: int = 16  # positions in a page
     hang_s: float = 60.0  # an instance busy with one thing for longer is given up
-    operator_api: bool = False  # serve /cluster, too: its state, and changes of the layout
+    operator_api: bool = False  # serve /cluster: the cluster's state, and changes of the layout
+    operator_port: int = 0  # of /cluster alone; 0: the one after the clients' port
+    operator_host: str = "127.0.0.1"
     trust_slo_headers: bool = True  # a request's headers go before its body
     strict_fields: bool = False  # refuse unknown fields of a request
     default_slo_class: str = "standard"

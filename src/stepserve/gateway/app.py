@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,11 +12,13 @@ from stepserve import __version__
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.frontend import Frontend
+from stepserve.gateway.authentication import Authentication
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError, check_model, install_error_handlers, try_again
 from stepserve.gateway.middleware import BodyLimit, RequestIds
 from stepserve.gateway.schemas import DetokenizeRequest, TokenizeRequest
 from stepserve.gateway.serving import GenerationService
+from stepserve.gateway.tenants import Tenants
 from stepserve.gateway.tokenizer import TextTokenizer
 
 MAX_BODY_BYTES = 4 * 2**20
@@ -40,6 +43,9 @@ def create_app(
     app = FastAPI(title="stepserve", version=__version__)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    if config.tenants:
+        tenants = Tenants(Path(config.tenants), config.slo_classes)
+        app.add_middleware(Authentication, tenants=tenants)
     app.add_middleware(RequestIds)
 
     service = GenerationService(

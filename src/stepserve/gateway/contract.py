@@ -84,6 +84,10 @@ class Observer(Protocol):
         """A sample was refused at admission."""
         ...
 
+    def limited(self, tenant: str, why: str) -> None:
+        """A request of a tenant was refused: ``403``, or the limit that it would pass."""
+        ...
+
     def header_ignored(self, name: str) -> None:
         """An SLO header held a value that could not be used."""
         ...

@@ -19,6 +19,8 @@ _LOG = logging.getLogger(__name__)
 # status: (OpenAI error type, code)
 _KINDS = {
     400: ("invalid_request_error", None),
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("permission_error", "not_allowed"),
     404: ("invalid_request_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
     409: ("conflict_error", "busy"),

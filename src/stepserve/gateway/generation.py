@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Receive
@@ -66,7 +66,8 @@ class Generation:
 
     Each sample is read by a task of its own until the frontend says that it ended, also after
     the client has left: ``close`` only asks for an end. So the observer is told of the end of
-    every sample that was started, once. The tasks are kept in ``readers`` while they run.
+    every sample that was started, once. The tasks are kept in ``readers`` while they run;
+    ``ended`` is told of each, started or not.
 
     ``receive`` is the request's ASGI channel, with the body already read: all that can still
     come is the message that the client has left, streaming or not.
@@ -80,6 +81,7 @@ class Generation:
         observer: Observer,
         receive: Receive,
         readers: set["asyncio.Task[None]"],
+        ended: Callable[[Choice], None],
     ) -> None:
         self.choices = [Choice(sample, tokenizer) for sample in samples]
         self._frontend = frontend
@@ -91,6 +93,7 @@ class Generation:
             reader = asyncio.create_task(self._read(choice))
             readers.add(reader)
             reader.add_done_callback(readers.discard)
+            reader.add_done_callback(lambda _, choice=choice: ended(choice))  # type: ignore[misc]
 
     @property
     def over(self) -> bool:

@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
+from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
-from stepserve.gateway.errors import APIError
+from stepserve.gateway.authentication import Authentication
+from stepserve.gateway.errors import APIError, install_error_handlers
+from stepserve.gateway.middleware import BodyLimit, RequestIds
+from stepserve.gateway.tenants import Tenants
 
 
 class Operator(Protocol):
@@ -53,8 +58,24 @@ def _refusals() -> Iterator[None]:
         raise APIError(409, str(error)) from error
 
 
+def operator_app(operator: Operator, config: ServeConfig) -> FastAPI:
+    """The operator's API alone. With a tenants file it takes a key of the operator's.
+
+    Without one, whoever reaches it may use it: listen where only operators can.
+    """
+    app = FastAPI(title="stepserve operator", docs_url=None, redoc_url=None, openapi_url=None)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=2**16)
+    if config.tenants:
+        tenants = Tenants(Path(config.tenants), config.slo_classes)
+        app.add_middleware(Authentication, tenants=tenants)
+    app.add_middleware(RequestIds)
+    add_operator(app, operator)
+    return app
+
+
 def add_operator(app: FastAPI, operator: Operator) -> None:
-    """Add the routes. Whoever reaches them may use them: listen where only operators can."""
+    """Add the routes."""
 
     async def state() -> dict[str, Any]:
         return operator.state()

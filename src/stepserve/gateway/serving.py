@@ -15,9 +15,11 @@ from stepserve.core.config import ServeConfig
 from stepserve.core.frontend import Frontend
 from stepserve.core.request import SLO
 from stepserve.gateway import accounting
+from stepserve.gateway.authentication import tenant_of
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError, check_model, try_again
 from stepserve.gateway.fields import check_extra_fields, ignored_fields_header
+from stepserve.gateway.gate import Gate
 from stepserve.gateway.generation import ChoiceUpdate, Generation
 from stepserve.gateway.replies import ChatShape, CompletionShape, Json, Reply, Shape
 from stepserve.gateway.schemas import (
@@ -51,6 +53,7 @@ class GenerationService:
         self._frontend = frontend
         self._tokenizer = tokenizer
         self._translator = Translator(model, tokenizer)
+        self._gate = Gate(config, observer, frontend.now_s)
         self._slo = SLOReader(config, model.weighs, observer.header_ignored)
         self._objects = accounting.objects(model.request_fields)
         self._config = config
@@ -94,7 +97,10 @@ class GenerationService:
             )
         check_model(body.model, self._translator.card.id)
         ignored = check_extra_fields(body, self._config.strict_fields)
-        slo = self._slo.read(body.slo, body.service_tier, http.headers, unix_s * 1e3)
+        tenant = tenant_of(http.scope)
+        asked = self._gate.fields(tenant, body)
+        slo = self._slo.read(asked, body.service_tier, http.headers, unix_s * 1e3)
+        self._gate.check(tenant, body, slo)
         options = body.stream_options or StreamOptions()
         reply = Reply(
             id=f"{prefix}-{uuid.uuid4().hex}",
@@ -109,7 +115,13 @@ class GenerationService:
         loop = asyncio.get_running_loop()
         samples = await loop.run_in_executor(self._translation, translate, slo, reply.id, arrival_s)
         generation = Generation(
-            samples, self._frontend, self._tokenizer, self._observer, http.receive, self._readers
+            self._gate.admit(tenant, samples),
+            self._frontend,
+            self._tokenizer,
+            self._observer,
+            http.receive,
+            self._readers,
+            self._gate.ended,
         )
         headers = ignored_fields_header(ignored)
         if not body.stream:

@@ -27,7 +27,7 @@ _TIME_LEFT = (_E2E, _TTFT, _DEADLINE)  # not positive: the time is over
 # Understood by others, without a meaning here: counted so that their senders can be found.
 _WITHOUT_EFFECT = ("x-dynamo-request-priority", "x-llm-d-inference-fairness-id")
 
-_TIERS = {"priority": "interactive", "default": "standard", "flex": "batch"}
+TIERS = {"priority": "interactive", "default": "standard", "flex": "batch"}
 
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class SLOReader:
     def _class(self, asked: str | None, tier: str | None, headers: Mapping[str, str]) -> str:
         classes = self._config.slo_classes
         param = "slo.class" if asked else "service_tier"
-        body = asked or _TIERS.get(tier or "", self._config.default_slo_class)
+        body = asked or TIERS.get(tier or "", self._config.default_slo_class)
         if body not in classes:
             raise FieldError(param, f"unknown class {body!r}; known: {', '.join(classes)}")
         for name in _CLASS:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import uvicorn
-
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import StepserveError
 from stepserve.core.ids import InstanceId
@@ -27,6 +25,7 @@ from .deploy import assemble, build_app
 from .gateway_port import GatewayPort
 from .instance_factory import InstanceFactory, make_engine
 from .messages import Standing
+from .operator_port import operator_api, uvicorn_config
 from .processes import Inheritance, Line, Served, instance_path
 from .recording import Listener
 from .remote_frontend import RemoteFrontend
@@ -67,7 +66,7 @@ def run_gateway(served: Served, listener: socket.socket) -> None:
     async def run() -> None:
         frontend = RemoteFrontend(served.scheduler_path)
         app = build_app(served.config, served.facts, frontend, frontend.control_reading)
-        server = Server(uvicorn.Config(app, log_level="warning"), frontend.drain)
+        server = Server(uvicorn_config(app, served.config), frontend.drain)
         _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
         frontend.start()
         try:
@@ -90,10 +89,12 @@ def _when_orphaned(call: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def run_scheduler(served: Served, inherited: Inheritance, line: Line) -> None:
+def run_scheduler(
+    served: Served, inherited: Inheritance, line: Line, operators: socket.socket | None
+) -> None:
     """The life of the global scheduler's process."""
     _begin(served.log_level)
-    asyncio.run(_Scheduler(served, inherited, line).run())
+    asyncio.run(_Scheduler(served, inherited, line, operators).run())
 
 
 def run_instance(served: Served, spec: InstanceSpec, incarnation: int) -> None:
@@ -107,8 +108,15 @@ def run_instance(served: Served, spec: InstanceSpec, incarnation: int) -> None:
 class _Scheduler:
     """The control loop, its port for gateways, and its line to the parent."""
 
-    def __init__(self, served: Served, inherited: Inheritance, line: Line) -> None:
+    def __init__(
+        self,
+        served: Served,
+        inherited: Inheritance,
+        line: Line,
+        operators: socket.socket | None,
+    ) -> None:
         self._served, self._inherited, self._line = served, inherited, line
+        self._operators = operators
         self._children: dict[tuple[InstanceId, int], ChildProcess] = {}
         self._running = {(spec.id, number) for spec, number in inherited.instances}
         self._lock = threading.Lock()
@@ -156,7 +164,8 @@ class _Scheduler:
             cluster.start()
         self._port.open()
         ready = asyncio.ensure_future(self._tell_parent())
-        await self._stop.wait()
+        async with operator_api(self._served.config, cluster.operator, self._operators):
+            await self._stop.wait()
         ready.cancel()
         await cluster.stop()
         await self._port.close()

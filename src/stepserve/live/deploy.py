@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
 from fastapi import FastAPI
 
 from stepserve.core.config import ServeConfig
@@ -25,7 +24,6 @@ from stepserve.families.assemble import FAMILIES, make_planner
 from stepserve.families.setup import SchedulerSetup, make_setup
 from stepserve.gateway.app import create_app
 from stepserve.gateway.contract import ModelCard
-from stepserve.gateway.operator import add_operator
 from stepserve.gateway.tokenizer import TextTokenizer
 from stepserve.metrics.control import ControlReading
 from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
@@ -37,9 +35,10 @@ from .frontend import LiveFrontend
 from .instance import Instance
 from .instance_factory import InstanceFactory, make_engine
 from .kept_batches import KeptBatches
-from .listening import listen
+from .listening import check_tls, listen, listen_for_operator, scheme
 from .loop import ControlLoop
 from .operator import LiveOperator
+from .operator_port import operator_api, uvicorn_config
 from .predictor import SharedPredictor
 from .recording import Listener
 from .remote_frontend import RemoteFrontend
@@ -218,20 +217,19 @@ def _default_cache(config: ServeConfig, facts: ModelFacts) -> CacheMode:
 
 def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
     """Serve until told to stop; the exit status. ``host``: see ``build_cluster``."""
-    listener = listen(config)
+    check_tls(config)
+    listener, operators = listen(config), listen_for_operator(config)
     engine = make_engine(config)
     cluster = build_cluster(config, engine, host=host)
     app = build_app(config, engine.facts, cluster.frontend, cluster.control_reading)
-    if config.operator_api:
-        add_operator(app, cluster.operator)
-    options = uvicorn.Config(app, log_level="warning")
-    server = Server(options, cluster.frontend.drain)
+    server = Server(uvicorn_config(app, config), cluster.frontend.drain)
 
     async def run() -> None:
         cluster.start()
         watch = asyncio.ensure_future(announce())
         try:
-            await server.serve(sockets=[listener])
+            async with operator_api(config, cluster.operator, operators):
+                await server.serve(sockets=[listener])
         finally:
             watch.cancel()
             await cluster.stop()
@@ -245,7 +243,8 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
                 return
             await asyncio.sleep(0.1)
         port = listener.getsockname()[1]
-        what = f"{engine.facts.name} at http://{config.host}:{port} ({describe_instances(config)})"
+        address = f"{scheme(config)}://{config.host}:{port}"
+        what = f"{engine.facts.name} at {address} ({describe_instances(config)})"
         logger.info("serving %s", what)
 
     asyncio.run(run())

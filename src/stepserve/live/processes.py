@@ -35,7 +35,7 @@ from stepserve.families.registry import names
 from stepserve.families.setup import SchedulerSetup
 
 from .first_layout import describe_instances, first_specs
-from .listening import listen
+from .listening import check_tls, listen, listen_for_operator, scheme
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +97,10 @@ def _start(name: str, *args: Any) -> BaseProcess:
 class Parent:
     """Starts all processes of a server, and again what ends before it is told to."""
 
-    def __init__(self, served: Served, listener: socket.socket) -> None:
-        self._served, self._listener = served, listener
+    def __init__(
+        self, served: Served, listener: socket.socket, operators: socket.socket | None
+    ) -> None:
+        self._served, self._listener, self._operators = served, listener, operators
         self._gateways: list[BaseProcess] = []
         self._instances: dict[tuple[InstanceId, int], tuple[InstanceSpec, BaseProcess]] = {}
         self._incarnations: dict[InstanceId, int] = {}
@@ -151,7 +153,7 @@ class Parent:
         )
         self._schedulers += 1
         self._line, theirs = _processes.Pipe()
-        self._scheduler = _start("run_scheduler", self._served, inherited, theirs)
+        self._scheduler = _start("run_scheduler", self._served, inherited, theirs, self._operators)
         theirs.close()
 
     def _look(self) -> None:
@@ -218,7 +220,7 @@ class Parent:
             return
         self._served_ever = True
         config, port = self._served.config, self._listener.getsockname()[1]
-        what = f"{self._served.facts.name} at http://{config.host}:{port}"
+        what = f"{self._served.facts.name} at {scheme(config)}://{config.host}:{port}"
         logger.info("serving %s (%s)", what, describe_instances(config))
 
     def _end_scheduler(self) -> None:
@@ -240,7 +242,8 @@ class Parent:
 
 def serve_processes(config: ServeConfig) -> int:
     """Serve until told to stop; the exit status."""
-    listener = listen(config)
+    check_tls(config)
+    listener, operators = listen(config), listen_for_operator(config)
     folder = Path(tempfile.mkdtemp(prefix="stepserve-"))
     try:
         engine = names("engine").get(config.engine.use, config.engine.use).partition(":")[0]
@@ -257,7 +260,9 @@ def serve_processes(config: ServeConfig) -> int:
         if isinstance(said, Exception):
             raise said
         facts, setup = said
-        return Parent(Served(config, facts, setup, folder, level), listener).run()
+        return Parent(Served(config, facts, setup, folder, level), listener, operators).run()
     finally:
         listener.close()
+        if operators is not None:
+            operators.close()
         shutil.rmtree(folder, ignore_errors=True)

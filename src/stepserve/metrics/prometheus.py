@@ -13,6 +13,7 @@ from stepserve.core.frontend import RequestReport
 from stepserve.core.request import Family, FinishReason, Request
 
 from .control import ControlCollector, ControlReading
+from .tenants import TenantMetrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -89,6 +90,7 @@ class PrometheusMetrics:
         self._registry = CollectorRegistry()
         self._install_load(load, page_tokens, pages)
         model_name, registry = "model_name", self._registry
+        self._tenants = TenantMetrics(model, registry)
         self._in_flight = Gauge(
             "stepserve:requests_in_flight",
             "Not yet ended.",
@@ -108,12 +110,14 @@ class PrometheusMetrics:
         """A sample was handed to the frontend."""
         slo_class = request.slo.slo_class
         self._in_flight.labels(self._model, slo_class).inc()
+        self._tenants.started(request)
         self._observe("stepserve:slack_seconds", request.slo.e2e_s, slo_class, "admission")
 
     def emitted(self, request: Request, tokens: int, gap_s: float | None) -> None:
         """A text event came; its gap is also shared out over its tokens."""
         slo_class = request.slo.slo_class
         self._count("vllm:generation_tokens", tokens)
+        self._tenants.emitted(request, tokens)
         self._observe("stepserve:text_event_tokens", tokens, slo_class)
         self._observe("stepserve:text_event_gap_seconds", gap_s, slo_class)
         if gap_s is not None:
@@ -129,6 +133,7 @@ class PrometheusMetrics:
     ) -> None:
         """A sample ended. Latencies count only answers that are whole."""
         self._end(request, reason.value)
+        self._tenants.finished(request, reason, report)
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
         self._count("vllm:request_success", 1, reason.value)
@@ -136,6 +141,10 @@ class PrometheusMetrics:
         self._observe_slo(request, report)
         if request.family is Family.DIFFUSION:
             self._observe_denoising(request, output_tokens, report)
+
+    def limited(self, tenant: str, why: str) -> None:
+        """A rule of a tenant refused a request."""
+        self._tenants.limited(tenant, why)
 
     def header_ignored(self, name: str) -> None:
         """An SLO header could not be used."""
@@ -155,6 +164,7 @@ class PrometheusMetrics:
     def _end(self, request: Request, outcome: str) -> None:
         slo_class = request.slo.slo_class
         self._in_flight.labels(self._model, slo_class).dec()
+        self._tenants.ended(request, outcome)
         self._count("stepserve:requests", 1, slo_class, outcome)
 
     def _observe_latency(self, request: Request, output_tokens: int, report: RequestReport) -> None:

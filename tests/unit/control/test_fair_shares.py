@@ -30,7 +30,7 @@ STEPS = st.lists(st.one_of(ARRIVALS, COSTS), max_size=80)
 
 
 def waiting(queue):
-    return {name: queue._had_s[name] for name in queue._rows}
+    return {name: queue.had_s[name] for name in queue._rows}
 
 
 def serve(queue, tenants, cost_s):
@@ -44,7 +44,7 @@ def serve(queue, tenants, cost_s):
 
 @given(WEIGHTS, STEPS)
 def test_no_tenant_below_its_share_waits_for_one_above(weights, steps):
-    queue, tenants = FairQueue(weights, "fair"), {}
+    queue, tenants = FairQueue(weights), {}
     for step in steps:
         if isinstance(step, tuple):
             name = f"r{len(tenants):03d}"
@@ -59,7 +59,7 @@ def test_no_tenant_below_its_share_waits_for_one_above(weights, steps):
 
 @given(WEIGHTS, st.lists(COSTS, min_size=1, max_size=120))
 def test_shares_of_tenants_that_wait_all_the_while_differ_by_two_requests_at_most(weights, costs):
-    queue, tenants, had = FairQueue(weights, "fair"), {}, dict.fromkeys(NAMES, 0.0)
+    queue, tenants, had = FairQueue(weights), {}, dict.fromkeys(NAMES, 0.0)
     for index in range(len(costs)):
         for name in NAMES:
             tenants[f"{name}{index}"] = name
@@ -75,7 +75,7 @@ def test_shares_of_tenants_that_wait_all_the_while_differ_by_two_requests_at_mos
 @given(WEIGHTS, st.lists(COSTS, min_size=60, max_size=60), st.integers(0, 5))
 def test_a_request_waits_for_its_own_and_for_a_bounded_share_of_others(weights, costs, own):
     """However many others wait and come, whatever they had before."""
-    queue, tenants = FairQueue(weights, "fair"), {}
+    queue, tenants = FairQueue(weights), {}
 
     def push(name, due_s):
         request_id = f"{name}{len(tenants)}"
@@ -105,20 +105,19 @@ def test_a_request_waits_for_its_own_and_for_a_bounded_share_of_others(weights, 
     assert others_s <= turns_s + 2.0 * longest + 1e-6
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 9.0), st.floats(0.0, 9.0)), max_size=40), st.booleans())
-def test_one_tenant_or_one_queue_is_in_order_of_due_time(times, together):
-    queue = FairQueue({}, "together" if together else "fair")
+@given(st.lists(st.tuples(st.floats(0.0, 9.0), st.floats(0.0, 9.0)), max_size=40))
+def test_one_tenant_is_in_order_of_due_time(times):
+    queue = FairQueue({})
     keys = [(due_s, at_s, f"r{n}") for n, (due_s, at_s) in enumerate(times)]
-    for n, key in enumerate(keys):
-        queue.push(NAMES[n % 3] if together else "", key)
-    assert not queue.shared
+    for key in keys:
+        queue.push("", key)
     assert [key for _, key in queue.ranks()] == sorted(keys)
     for n, key in enumerate(sorted(keys)):
         assert queue.ahead("", key) == n
 
 
 def test_a_tenant_that_comes_back_has_saved_nothing_up():
-    queue, tenants = FairQueue({}, "fair"), {}
+    queue, tenants = FairQueue({}), {}
     for n in range(20):
         tenants[f"a{n}"] = "a"
         queue.push("a", (float(n), 0.0, f"a{n}"))
@@ -132,7 +131,7 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up():
 
 
 def test_a_full_queue_refuses_whose_share_of_it_is_used_up():
-    queue = FairQueue({"b": 3.0}, "fair")
+    queue = FairQueue({"b": 3.0})
     for n in range(8):
         queue.push("a", (float(n), 0.0, f"a{n}"))
     assert queue.is_full("a", 8)
@@ -189,6 +188,9 @@ def test_one_queue_lets_the_flood_go_first():
     cluster.ask("other", "o0")
     order = [name for n in range(5) for name in placed(cluster.end(f"f{n}"))]
     assert order == ["f1", "f2", "f3", "f4", "o0"]
+    full = Cluster(tenant_order="together", queue_limit=1)
+    asked = [full.ask(tenant, f"x{n}") for n, tenant in enumerate("aab")]
+    assert isinstance(asked[-1][0], Reject), "of one queue nobody has a share"
 
 
 def test_weights_share_the_machine_out():
@@ -211,16 +213,16 @@ def test_a_tenant_pays_for_what_was_run_not_for_what_was_predicted():
     cluster.ask("a", "a1")
     cluster.ask("b", "b1")
     queue = cluster.scheduler._queue
-    predicted_s = queue._had_s["b"]
+    predicted_s = queue.had_s["b"]
     cluster.end("b0", steps=5)
     assert cluster.scheduler.ledger.requests["b1"].segment is not None
-    paid_s = queue._had_s["b"] - predicted_s
+    paid_s = queue.had_s["b"] - predicted_s
     state = cluster.scheduler.ledger.requests["b1"]
     assert paid_s < state.charged[1], "less than a second request: the first was short"
     cluster.tell(RequestCancelled("b1", FinishReason.CANCELLED))
     cluster.tell(SegmentEnded(state.segment, SegmentEnd.RELEASED, Progress(20, 0, 0)))
     assert "b1" not in cluster.scheduler.ledger.requests
-    assert queue._had_s["b"] < predicted_s, "a request that ran nothing costs nothing"
+    assert queue.had_s["b"] < predicted_s, "a request that ran nothing costs nothing"
 
 
 def test_a_flood_that_fills_the_queue_leaves_room_for_others():
@@ -241,10 +243,10 @@ def test_an_infeasible_request_is_not_preempted_for_a_tenant_above_its_own():
     cluster.end("x0")
     running = [r for r, segment in cluster.segments().items() if segment]
     assert running == ["o0"]
-    cluster.scheduler._queue._had_s["above"] += 100.0
+    cluster.scheduler._queue.had_s["above"] += 100.0
     cluster.now_s = 1.0
     assert released(cluster.report("i0")) == []
-    cluster.scheduler._queue._had_s["below"] += 200.0
+    cluster.scheduler._queue.had_s["below"] += 200.0
     assert released(cluster.report("i0")) == ["o0"]
 
 

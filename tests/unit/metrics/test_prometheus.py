@@ -1,5 +1,6 @@
 """Every metric moves, and says what its name says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from stepserve.core.ids import RequestId
 from stepserve.core.request import SLO, Family, FinishReason, Request
 from stepserve.metrics.control import ControlReading
 from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
+from stepserve.metrics.tenants import MOST_NAMED
 
 REPORT = RequestReport(
     forwards=12,
@@ -184,6 +186,30 @@ def test_refusals_and_headers(metrics):
     assert values["stepserve:requests_total", by_class(outcome="rejected")] == 1
     assert values["stepserve:requests_in_flight", by_class()] == 0
     assert values["stepserve:ignored_headers_total", (("header", "x-slo-e2e-ms"),)] == 1
+
+
+def test_tenants_have_series_of_their_own_up_to_a_number(metrics):
+    for n in range(MOST_NAMED + 20):
+        asked = replace(request(), tenant=f"t{n}")
+        metrics.started(asked)
+        metrics.emitted(asked, 12, None)
+        kept = replace(REPORT, slo_met=True if n % 2 else None)
+        metrics.finished(asked, FinishReason.STOP, 12, kept)
+        metrics.limited(f"t{n}", "requests_in_flight")
+    metrics.started(replace(request(), tenant="t1"))
+    metrics.finished(replace(request(), tenant="t1"), FinishReason.STOP, 12, REPORT)
+    values = scrape(metrics)
+    named = {dict(labels).get("tenant") for _, labels in values} - {None, "other"}
+    assert named == {f"t{n}" for n in range(MOST_NAMED)}
+    one = (("tenant", "t1"),)
+    assert values["stepserve:tenant_requests_total", (("outcome", "stop"), *one)] == 2
+    assert values["stepserve:tenant_met_total", one] == 1, "one of two"
+    assert values["stepserve:tenant_met_total", (("tenant", "other"),)] == 20
+    assert values["stepserve:tenant_generation_tokens_total", one] == 12
+    assert values["stepserve:tenant_prompt_tokens_total", one] == 20
+    assert values["stepserve:tenant_requests_in_flight", one] == 0
+    limited = (("limit", "requests_in_flight"), ("tenant", "t0"))
+    assert values["stepserve:tenant_limited_total", limited] == 1
 
 
 def test_autoregressive_requests_have_no_denoising(metrics):
