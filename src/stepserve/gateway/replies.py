@@ -1,5 +1,6 @@
 """The JSON objects of replies: one class per endpoint, whole answers and stream chunks alike."""
 
+import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class CompletionShape(Shape):
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         super().__init__(tokenizer)
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, _Offsets] = {}
 
     def opening(self, choice: Choice) -> Json | None:
         """The echoed prompt."""
@@ -85,22 +86,37 @@ class CompletionShape(Shape):
         return {"text": text or ""}
 
     def _scores(self, choice: Choice, tokens: Sequence[SettledToken]) -> Json:
-        names = [self._tokenizer.token_name(token.token_id) for token in tokens]
-        offset = self._offsets.get(choice.sample.index, -choice.text.left_out)
-        offsets = []
-        for name in names:
-            offsets.append(max(0, offset))
-            offset += len(name)
-        self._offsets[choice.sample.index] = offset
+        ids = [token.token_id for token in tokens]
+        offsets = self._offsets.setdefault(choice.sample.index, _Offsets())
+        chars = [offsets.after(self._tokenizer.token_bytes(index)) for index in ids]
         return {
-            "tokens": names,
+            "tokens": list(map(self._tokenizer.token_name, ids)),
             "token_logprobs": [_score(token.logprob) for token in tokens],
-            "top_logprobs": [
-                {self._tokenizer.token_name(i): _score(value) for i, value in token.top}
-                for token in tokens
-            ],
-            "text_offset": offsets,
+            "top_logprobs": [self._named(token.top) for token in tokens],
+            "text_offset": [max(0, count - choice.text.left_out) for count in chars],
         }
+
+    def _named(self, top: Sequence[tuple[int, float]]) -> Json:
+        """Scores by name, best first. Of tokens of one name the others go by their ids."""
+        named: Json = {}
+        for index, value in sorted(top, key=lambda entry: -entry[1]):
+            name = self._tokenizer.token_name(index)
+            named[f"token_id:{index}" if name in named else name] = _score(value)
+        return named
+
+
+class _Offsets:
+    """Where tokens begin in the text that they make, in whole characters."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._count = 0
+
+    def after(self, data: bytes) -> int:
+        """The begin of the next token, of these bytes."""
+        begin = self._count
+        self._count += len(self._utf8.decode(data))
+        return begin
 
 
 class ChatShape(Shape):

@@ -1,7 +1,8 @@
 """Text to token ids and back, from the files of a Hugging Face model folder."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,14 @@ class TextTokenizer:
         decoders = _decoders(tokenizer)
         self.lead = "".join(d["content"] * d["start"] for d in decoders if d["type"] == "Strip")
         self._bytes = _byte_table(tokenizer)
+        self._most_bytes = _most_bytes_of_a_token(tokenizer, self._bytes.values())
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in added.items() if token.special)
         self._variables = {key: _content(config.get(key)) for key in _TOKEN_KEYS}
         environment = _template_environment()
         chat = _named_template(config.get("chat_template"))
         completion = config.get("completion_template", "{{ bos_token }}{{ prompt }}")
+        self._chat_source = chat or ""
         self._chat_template = None if chat is None else environment.from_string(chat)
         self._completion_template = environment.from_string(completion)
 
@@ -54,18 +57,35 @@ class TextTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of the text alone; names of special tokens in it are taken as such."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return tuple(encoding.ids)
 
-    def completion_ids(self, prompt: str) -> tuple[int, ...]:
-        """Token ids of a ``/v1/completions`` prompt.
+    def least_tokens(self, text: str) -> int:
+        """So many tokens the text has at least: what is known of it without cutting it up."""
+        return math.ceil(len(text.encode()) / self._most_bytes)
+
+    def completion_text(self, prompt: str) -> str:
+        """A ``/v1/completions`` prompt as the model is to see it.
 
         The layout is ``completion_template`` of ``tokenizer_config.json`` (Jinja, variable
         ``prompt``) if there is one, else the text after the beginning-of-text token.
         """
         return self._fill(self._completion_template, "prompt", prompt=prompt)
 
+    def completion_ids(self, prompt: str) -> tuple[int, ...]:
+        """Token ids of ``completion_text``."""
+        return self.encode(self.completion_text(prompt))
+
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Token ids of a chat, ready for the answer.
+        """Token ids of ``chat_text``."""
+        return self.encode(self.chat_text(messages))
+
+    def chat_knows(self, name: str) -> bool:
+        """Whether the chat template speaks of something."""
+        return name in self._chat_source
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """A chat as the model is to see it, ready for the answer.
 
         Raises FieldError with the template's own message when it refuses the messages.
         """
@@ -80,17 +100,27 @@ class TextTokenizer:
         return b"" if token_id in self._special else self._bytes.get(token_id, b"")
 
     def token_name(self, token_id: int) -> str:
-        """A token as log probabilities show it; special tokens by their names."""
-        return self._bytes.get(token_id, b"").decode("utf-8", errors="replace")
+        r"""A token as log probabilities show it, also one that is no text by itself.
+
+        Special tokens by their names, parts of characters by their bytes (``bytes:\xe2``), ids
+        that stand for nothing by themselves (``token_id:7``).
+        """
+        data = self._bytes.get(token_id)
+        if not data:
+            return f"token_id:{token_id}"
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out, invalid bytes as U+FFFD."""
         text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
         return text.removeprefix(self.lead)
 
-    def _fill(self, template: Template, field: str, **values: Any) -> tuple[int, ...]:
+    def _fill(self, template: Template, field: str, **values: Any) -> str:
         try:
-            return self.encode(template.render(**self._variables, **values))
+            return template.render(**self._variables, **values)
         except Exception as error:
             # Templates also fail by type errors on odd messages; all are the client's to mend.
             raise FieldError(field, f"chat template: {error}") from error
@@ -142,6 +172,35 @@ def _byte_table(tokenizer: Tokenizer) -> dict[int, bytes]:
         if index not in added
     }
     return table | {index: token.content.encode() for index, token in added.items()}
+
+
+def _most_bytes_of_a_token(tokenizer: Tokenizer, tokens: Iterable[bytes]) -> float:
+    """No token stands for more bytes of its text; infinite where no such bound is known.
+
+    None is where a step before the vocabulary can drop text, or where a byte has no token.
+    Composing characters (NFC) makes text shorter by less than a factor of four.
+    """
+    parts = json.loads(tokenizer.to_str())
+    steps = _flat(parts["pre_tokenizer"], "pretokenizers")
+    keeps = all(
+        step["type"] in ("ByteLevel", "Digits", "Split") and step.get("behavior") != "Removed"
+        for step in steps
+    )
+    normalizers = {step["type"] for step in _flat(parts["normalizer"], "normalizers")}
+    strips = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
+    complete = _byte_alphabet().keys() <= parts["model"].get("vocab", {}).keys()
+    if not keeps or strips or not complete or not normalizers <= {"NFC"}:
+        return math.inf
+    return max(map(len, tokens)) * (4.0 if normalizers else 1.0)
+
+
+def _flat(step: Any, below: str) -> list[dict[str, Any]]:
+    """The steps of a sequence, or the only one, or none."""
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    return [inner for outer in step[below] for inner in _flat(outer, below)]
 
 
 def _byte_alphabet() -> dict[str, int]:
