@@ -225,12 +225,12 @@ class RecordingObserver:
 class Gateway:
     """An app around a script, and ways to talk to it."""
 
-    def __init__(self, script=(), config=None, model=None, **options):
+    def __init__(self, script=(), config=None, model=None, tokenizer=TOKENIZER, **options):
         self.frontend = ScriptedFrontend(script)
         self.observer = RecordingObserver()
         self.app: FastAPI = create_app(
             self.frontend,
-            TOKENIZER,
+            tokenizer,
             model or card(),
             config or ServeConfig(),
             self.observer,

@@ -1,12 +1,29 @@
 """``/v1/chat/completions``."""
 
-import pytest
+import typing
 
-from gateway.scripted import BOS, EOS, SEP, TOKENIZER, Gateway, byte_ids, stream_events
+import pytest
+from openai.types.shared import ReasoningEffort
+
+from gateway.scripted import (
+    AUTOREGRESSIVE,
+    BOS,
+    EOS,
+    SEP,
+    TOKENIZER,
+    Gateway,
+    build_tokenizer,
+    byte_ids,
+    card,
+    stream_events,
+)
 from stepserve.core.payload import SettledToken
 
 HELLO = [byte_ids(" hel"), byte_ids("lo"), [EOS]]
 USER = {"role": "user", "content": "ab"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 5}'}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+ASSISTANT = {"role": "assistant"}
 
 
 async def test_official_client_streams_and_collects_the_same():
@@ -66,13 +83,102 @@ async def test_message_forms(message):
 
 
 @pytest.mark.parametrize(
+    ("message", "role", "text"),
+    [
+        (ASSISTANT, "assistant", ""),
+        (ASSISTANT | {"content": None}, "assistant", ""),
+        (ASSISTANT | {"content": None, "tool_calls": []}, "assistant", ""),
+        (
+            ASSISTANT | {"content": "ab", "tool_calls": None, "function_call": None},
+            "assistant",
+            "ab",
+        ),
+        (ASSISTANT | {"content": None, "refusal": "no"}, "assistant", "no"),
+        (ASSISTANT | {"content": [{"type": "refusal", "refusal": "no"}]}, "assistant", "no"),
+        (ASSISTANT | {"content": "ab", "refusal": None, "annotations": []}, "assistant", "ab"),
+        ({"role": "developer", "content": "ab"}, "system", "ab"),
+        (
+            {
+                "role": "developer",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+            "system",
+            "a\nb",
+        ),
+    ],
+)
+async def test_histories_of_agents(message, role, text):
+    """Turns as the official schema has them, and as the official client gives replies back."""
+    gateway = Gateway(HELLO, tokenizer=build_tokenizer(chat_template=ROLES))
+    first = [message] if role == "system" else []
+    last = [] if role == "system" else [message]
+    response = await gateway.chat(messages=[*first, USER, *last])
+    assert response.status_code == 200, response.text
+    assert "x-stepserve-ignored-fields" not in response.headers
+    shown = TOKENIZER.decode(gateway.frontend.submitted[0][1].prompt_ids)
+    turns = [("user", "ab"), (role, text)]
+    turns = turns[::-1] if role == "system" else turns
+    assert shown == "".join(f"[{r}|{t}]" for r, t in turns)
+
+
+ROLES = "{% for m in messages %}[{{ m['role'] }}|{{ m['content'] }}]{% endfor %}"
+CALLING = (
+    "{% for m in messages %}[{{ m.role }}|{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+    "{{ call.function.arguments.x }}>{% endfor %}"
+    "{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}]{% endfor %}"
+)
+DEAF = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+async def test_a_model_that_knows_tool_calls_sees_them():
+    gateway = Gateway(HELLO, tokenizer=build_tokenizer(chat_template=CALLING))
+    result = {"role": "tool", "content": "25", "tool_call_id": "1"}
+    response = await gateway.chat(messages=[USER, CALLS, result], tool_choice="none", tools=[{}])
+    assert response.status_code == 200, response.text
+    assert response.headers["x-stepserve-ignored-fields"] == "tools"
+    shown = TOKENIZER.decode(gateway.frontend.submitted[0][1].prompt_ids)
+    assert shown == "[user|ab][assistant|<f 5>][tool|25#1]"
+
+
+async def test_results_that_a_template_would_leave_out_are_refused():
+    gateway = Gateway(HELLO, tokenizer=build_tokenizer(chat_template=DEAF))
+    response = await gateway.chat(messages=[USER, {"role": "tool", "content": "25"}])
+    assert response.status_code == 400
+    assert "leaves out messages of role 'tool'" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("effort", typing.get_args(typing.get_args(ReasoningEffort)[0]))
+async def test_every_reasoning_effort_of_the_official_schema(effort):
+    gateway = Gateway(HELLO)
+    assert (await gateway.chat(reasoning_effort=effort)).status_code == 200
+    bounds = gateway.frontend.submitted[0][0].diffusion.thresholds
+    assert bounds.floor <= bounds.preferred <= 0.9
+    plain = await Gateway(HELLO, model=card(**AUTOREGRESSIVE)).chat(reasoning_effort=effort)
+    assert plain.status_code == (200 if effort == "none" else 400)
+
+
+@pytest.mark.parametrize(
+    ("tier", "slo_class"), [("fast", "interactive"), ("scale", "standard"), ("flex", "batch")]
+)
+async def test_service_tiers_of_the_official_schema(tier, slo_class):
+    reply = (await Gateway(HELLO).chat(service_tier=tier)).json()
+    assert reply["slo"]["class"] == slo_class
+
+
+@pytest.mark.parametrize(
     ("messages", "words"),
     [
         ([USER, {"role": "system", "content": "x"}], "system message must come first"),
         ([{"role": "alien", "content": "x"}], "unknown role alien"),
         ([USER | {"content": None}], "must be a string"),
         ([USER | {"content": [{"type": "image_url", "image_url": {}}]}], "parts of type text"),
-        ([USER | {"tool_calls": [{"id": "1"}]}], "tool calling"),
+        ([USER | {"content": [{"type": "text", "text": 5}]}], "parts of type text"),
+        ([{"role": "user"}], "must be a string"),
+        ([{"role": "tool", "tool_call_id": "1"}], "must be a string"),
+        ([USER, CALLS], "knows no tool calls"),
+        ([USER, CALLS | {"tool_calls": [{"id": "1"}]}], "function"),
+        ([{"role": "tool", "content": "5", "tool_call_id": "1"}], "unknown role tool"),
         ([{"content": "x"}], "role"),
         ([], "at least 1"),
         ("hello", "list"),

@@ -259,6 +259,48 @@ async def test_a_leading_space_that_the_decoder_drops(monkeypatch):
     assert echoed["text"] == "ab ab"
 
 
+async def test_names_of_tokens_are_unique():
+    """sglang#32290, vllm#44319: bytes are no text by themselves, and some ids have no name."""
+    parts = byte_ids("🙂é")  # six bytes, none of which is a character
+    tops = [*parts, 700, 701]
+    scores = tuple((index, -1.0 - k) for k, index in enumerate(tops))
+    gateway = Gateway([[SettledToken(k, i, -1.0, scores) for k, i in enumerate(parts)]])
+    choice = (await gateway.complete(logprobs=8)).json()["choices"][0]
+    assert choice["text"] == "🙂é"
+    logprobs = choice["logprobs"]
+    names = [rf"bytes:\x{byte:02x}" for byte in "🙂é".encode()]
+    assert logprobs["tokens"] == names
+    expected = dict(zip([*names, "token_id:700", "token_id:701"], range(8), strict=True))
+    assert logprobs["top_logprobs"][0] == {name: -1.0 - k for name, k in expected.items()}
+    assert logprobs["text_offset"] == [0, 0, 0, 0, 1, 1], "where their characters begin"
+    chat = (await gateway.chat(logprobs=True, top_logprobs=8)).json()["choices"][0]["logprobs"]
+    top = chat["content"][0]["top_logprobs"]
+    assert [entry["token"] for entry in top] == list(expected)
+    assert top[0]["bytes"] == ["🙂".encode()[0]]
+
+
+async def test_the_best_of_a_name_has_it(monkeypatch):
+    """Whatever their order; the others go by their ids."""
+    a, b, c = byte_ids("abc")
+    monkeypatch.setitem(TOKENIZER._bytes, b, b"a")
+    gateway = Gateway([[SettledToken(0, a, -3.0, ((a, -3.0), (c, -2.0), (b, -1.0)))]])
+    choice = (await gateway.complete(logprobs=3)).json()["choices"][0]
+    assert choice["logprobs"]["top_logprobs"] == [{"a": -1.0, "c": -2.0, f"token_id:{a}": -3.0}]
+
+
+async def test_offsets_of_special_tokens_and_over_chunks():
+    e1, e2 = byte_ids("é")
+    (a,) = byte_ids("a")
+    gateway = Gateway([[a, e1], [e2, SEP], [a]])
+    whole = (await gateway.complete(logprobs=0)).json()["choices"][0]
+    assert whole["text"] == "aéa"
+    assert whole["logprobs"]["text_offset"] == [0, 1, 1, 2, 2]
+    events = stream_events(await gateway.complete(logprobs=0, stream=True))
+    chunks = [event["choices"][0]["logprobs"] for event in events]
+    offsets = [offset for chunk in chunks if chunk for offset in chunk["text_offset"]]
+    assert offsets == [0, 1, 1, 2, 2]
+
+
 async def test_a_token_ruled_out_has_a_finite_logprob():
     """JSON has no infinity."""
     a, b = byte_ids("ab")
@@ -275,6 +317,32 @@ async def test_echo(prompt):
     ] == "hello!"
     events = stream_events(await gateway.complete(prompt=prompt, echo=True, stream=True))
     assert "".join(event["choices"][0]["text"] for event in events) == "hello!"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["hello", [7] * 128])
+async def test_echo_without_generation_is_the_prompt(prompt, stream):
+    """Also of a prompt that leaves no room for any answer."""
+    gateway = Gateway([RuntimeError("no step is run")])
+    body = {"prompt": prompt, "echo": True, "max_tokens": 0, "stream": stream}
+    response = await gateway.complete(**body, slo={"e2e_ms": 500})
+    assert response.status_code == 200
+    choices = [c for e in stream_events(response) for c in e["choices"]] if stream else None
+    choices = choices or response.json()["choices"]
+    shown = prompt if isinstance(prompt, str) else TOKENIZER.decode(prompt)
+    assert "".join(choice["text"] for choice in choices) == shown
+    assert choices[-1]["finish_reason"] == "length"
+    assert gateway.frontend.submitted == []
+    assert gateway.observer.ends == [("length", 0)]
+    last = stream_events(response)[-1] if stream else response.json()
+    assert last["slo"]["status"] == "met"
+    assert "x-stepserve-max-tokens" not in response.headers
+
+
+async def test_nothing_is_no_answer():
+    for call, body in (("complete", {}), ("chat", {}), ("chat", {"echo": False})):
+        response = await getattr(Gateway(), call)(max_tokens=0, **body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")
 
 
 @pytest.mark.parametrize("asked", [None, {}, {"include_usage": False}])

@@ -24,6 +24,7 @@ NEUTRAL = {
     "suffix": None,
     "tools": [],
     "tool_choice": "none",
+    "parallel_tool_calls": True,
     "top_logprobs": None,
 }
 REFUSED = {
@@ -148,13 +149,44 @@ async def test_block_lengths_are_listed():
         ({"prompt": [7] * 500, "max_tokens": 5}, "prompt", ("500", "128")),
         ({"prompt": [7] * 100, "max_tokens": 17}, "max_tokens", ("17", "100", "at most 16")),
         ({"prompt": [7], "max_completion_tokens": 113}, "max_completion_tokens", ("at most 112",)),
+        ({"prompt": [7] * 100, "max_tokens": 17, "min_tokens": 17}, "max_tokens", ("17",)),
     ],
 )
 async def test_too_long_names_the_real_cause(body, param, words):
     """Fault 43."""
-    error = (await Gateway(HELLO).complete(**body)).json()["error"]
+    gateway = Gateway(HELLO, config=ServeConfig(strict_limits=True))
+    error = (await gateway.complete(**body)).json()["error"]
     assert error["param"] == param
     assert all(word in error["message"] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("body", "held", "header"),
+    [
+        ({"prompt": [7] * 100, "max_tokens": 10**9}, [16], "16"),
+        ({"prompt": [7], "max_completion_tokens": 113}, [112], "112"),
+        ({"prompt": [[7] * 100, [7]], "max_tokens": 40}, [16, 40], "16"),
+        ({"prompt": [7] * 100, "max_tokens": 16}, [16], None),
+        ({"prompt": [7] * 100}, [16], None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_limit_is_a_cap_and_what_held_is_told(body, held, header, stream):
+    """Editors and agents send large ones (vllm#42474)."""
+    gateway = Gateway(HELLO)
+    response = await gateway.complete(**body, stream=stream)
+    assert response.status_code == 200
+    limits = [request.max_output_tokens for request, _ in gateway.frontend.submitted]
+    assert limits == held
+    assert response.headers.get("x-stepserve-max-tokens") == header
+    if not stream:
+        assert response.json()["metrics"]["max_tokens"] == max(held)
+
+
+async def test_no_answer_is_shorter_than_asked_because_the_limit_was_lowered():
+    body = {"prompt": [7] * 100, "max_tokens": 40, "min_tokens": 17}
+    error = (await Gateway(HELLO).complete(**body)).json()["error"]
+    assert error["param"] == "min_tokens"
 
 
 @pytest.mark.parametrize(
@@ -169,10 +201,24 @@ async def test_too_long_names_the_real_cause(body, param, words):
 )
 async def test_of_a_block_causal_model(body, param, words):
     """Its blocks begin at position 0, so a prompt of 100 leaves 12 + 16 of 128."""
-    gateway = Gateway(HELLO, model=card(default_cache=CacheMode.BLOCK))
+    config = ServeConfig(strict_limits=True)
+    gateway = Gateway(HELLO, model=card(default_cache=CacheMode.BLOCK), config=config)
     error = (await gateway.complete(**body)).json()["error"]
     assert error["param"] == param
     assert all(word in error["message"] for word in words)
+
+
+async def test_tools_that_may_not_be_called_have_no_effect():
+    tool = {"type": "function", "function": {"name": "f"}}
+    for body in (
+        {"tools": [tool], "tool_choice": "none"},
+        {"functions": [tool["function"]], "function_call": "none"},
+    ):
+        response = await Gateway(HELLO, config=ServeConfig(strict_fields=True)).chat(**body)
+        assert response.status_code == 200
+        assert response.headers["x-stepserve-ignored-fields"] == next(iter(body))
+        crossed = {name: value for name, value in body.items() if value != "none"}
+        assert (await Gateway(HELLO).chat(**crossed, tool_choice="auto")).status_code == 400
 
 
 async def test_unknown_fields_are_reported():

@@ -1,6 +1,7 @@
 """A recorded live run, replayed into fresh schedulers, reproduces every action."""
 
 import asyncio
+import dataclasses
 import gzip
 import typing
 from pathlib import Path
@@ -68,6 +69,7 @@ async def run_a_cluster(config):
             request, payload = make_live_request(
                 cluster.frontend, str(index), slo=slo, cache=cache, output=41, floor=0.5
             )
+            request = dataclasses.replace(request, client_id=f"client {index}")
             jobs.append(collect(cluster.frontend, request, payload, disturb))
         await asyncio.gather(*jobs)
 
@@ -154,6 +156,10 @@ def test_the_story_of_a_request_is_told_stop_by_stop(logs, capsys):
     assert any(stop.startswith("recompute step on node0-gpu") for stop in stops)
     assert any(stop.startswith("cached step on node0-gpu") for stop in stops)
     assert stops[-1].startswith("finished (length): ")
+    assert main(["trace", str(logs[0]), "--request", "client 5"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+    assert main(["trace", str(logs[0])]) == 0
+    assert "5  client 5  prompt 10" in capsys.readouterr().out
     assert main(["trace", str(logs[0]), "--request", "99"]) == 2
     assert "no '99' among the 14 requests" in capsys.readouterr().err
 

@@ -31,6 +31,7 @@ OPTIONS = {
     "longest; auto: the best that there is",
     "events": "write every event and decision to this file, anew at each start (.gz: compressed)",
     "log_steps": "write every executed step to this file, to train a predictor on",
+    "log_format": "of the log on standard error: text, or json for an object a line",
     "operator_api": "serve /cluster on a port of its own: state of the instances, changes of the "
     "layout",
     "operator_port": "port of /cluster; 0: the one after the clients' port",
@@ -94,14 +95,13 @@ def read_toml(path: Path) -> Mapping[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
-    logging.basicConfig(
-        level=logging.DEBUG if args.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    from stepserve.live.logs import log_to_stderr
+
+    config = configuration(args)
+    log_to_stderr(logging.DEBUG if args.verbose else logging.INFO, config.log_format)
     from stepserve.gateway.tenants import with_weights
 
-    config = with_weights(configuration(args))
+    config = with_weights(config)
     if config.cluster == "local":
         from stepserve.live.processes import serve_processes
 

@@ -11,7 +11,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("file", type=Path, help="written by `stepserve serve --events FILE`")
     parser.add_argument(
-        "--request", metavar="ID", help="the id of its reply, or in the log; left out: list them"
+        "--request",
+        metavar="ID",
+        help="id of its reply, its X-Request-Id, or its id in the log; left out: list them",
     )
 
 

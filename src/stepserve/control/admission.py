@@ -6,7 +6,7 @@ of heavy and light steps, and that the queue drains at the pace of full instance
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stepserve.core.actions import Reject
 from stepserve.core.instance import InstanceLoad, InstanceSpec
@@ -50,29 +50,29 @@ class Admission:
 
     def refuse(self, now_s: float, state: RequestState) -> Reject | None:
         """A rejection if the deadline is out of reach by the time the request would be served."""
-        left_s, need_s = state.request.left_s(now_s), self._need_s(now_s, state)
-        if need_s <= left_s:
-            return None
-        idle = [load._replace(running_requests=0) for load in self.ledger.loads()]
-        return refusal(state.request, need_s, self.completion_s(state, idle, idle, 0), left_s)
+        need_s = self._need_s(now_s, state, self.queue.ahead(*self.entry(state)))
+        late = need_s > state.request.left_s(now_s)
+        return self._reject(now_s, state, need_s) if late else None
 
     def drop(self, now_s: float, state: RequestState) -> Reject:
-        """The rejection of a request whose deadline passed while it waited."""
-        refused = self.refuse(now_s, state)
-        assert refused is not None, "no time is left"
-        return replace(refused, why="its deadline passed while it waited")
+        """The rejection of one that has waited. If it asks again, it goes behind all that wait."""
+        return self._reject(now_s, state, self._need_s(now_s, state, len(self.queue)))
 
     def turn_away(self, now_s: float, request: Request) -> Reject:
         """The queue is full: there is a place at the latest when its last one is done."""
         *_, (_, key) = self.queue.ranks()
-        retry_s = _retry_s(request, self._need_s(now_s, self.ledger.requests[key[2]]))
+        need_s = self._need_s(now_s, self.ledger.requests[key[2]], len(self.queue) - 1)
         why = f"queue is full ({len(self.queue)} waiting)"
-        return Reject(request.id, retry_s, why, Refusal.QUEUE_FULL)
+        return Reject(request.id, _retry_s(request, need_s), why, Refusal.QUEUE_FULL)
 
-    def _need_s(self, now_s: float, state: RequestState) -> float:
+    def _reject(self, now_s: float, state: RequestState, need_s: float) -> Reject:
+        idle = [load._replace(running_requests=0) for load in self.ledger.loads()]
+        alone_s = self.completion_s(state, idle, idle, 0)
+        return refusal(state.request, need_s, alone_s, state.request.left_s(now_s))
+
+    def _need_s(self, now_s: float, state: RequestState, ahead: int) -> float:
         """Seconds until the predicted end of a request that waits, or would."""
         with_room = self.ledger.view(state.request, now_s).loads.values()
-        ahead = self.queue.ahead(*self.entry(state))
         return self.completion_s(state, with_room, tuple(self.ledger.loads()), ahead)
 
     def completion_s(

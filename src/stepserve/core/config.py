@@ -105,14 +105,12 @@ class ControlConfig:
         degrees = list(self.tp_degrees)
         ascends = bool(degrees) and degrees == sorted(set(degrees)) and degrees[0] >= 1
         check(ascends, "control.tp_degrees", "must ascend from at least 1")
-        known = self.queue in ("deadline", "fcfs", "fcfs_drop")
-        check(known, "control.queue", "must be deadline, fcfs or fcfs_drop")
-        known = self.tenant_order in ("fair", "together")
-        check(known, "control.tenant_order", "must be fair or together")
+        known = {"queue": ("deadline", "fcfs", "fcfs_drop"), "tenant_order": ("fair", "together")}
+        for name, words in {**known, "infeasible": ("lowest_threshold", "preempt")}.items():
+            ok, which = getattr(self, name) in words, ", ".join(words)
+            check(ok, f"control.{name}", f"must be one of {which}")
         for name, weight in self.tenant_weights.items():
             check(0.0 < weight < 1e9, f"control.tenant_weights.{name}", "must be positive")
-        known = self.infeasible in ("lowest_threshold", "preempt")
-        check(known, "control.infeasible", "must be lowest_threshold or preempt")
         in_order = self.infeasible != "preempt" or self.queue == "deadline"
         check(in_order, "control.infeasible", "preempt needs queue = deadline: it is an order")
 
@@ -156,6 +154,9 @@ class ServeConfig:
     operator_host: str = "127.0.0.1"
     trust_slo_headers: bool = True  # a request's headers go before its body
     strict_fields: bool = False  # refuse unknown fields of a request
+    strict_limits: bool = False  # refuse a max_tokens that has no room; else it is lowered
+    cors_origins: tuple[str, ...] = ()  # whose scripts browsers let call; ["*"]: everybody's
+    log_format: str = "text"  # of standard error; or json: an object a line
     default_slo_class: str = "standard"
     slo_classes: Mapping[str, SLOClass] = field(
         default_factory=lambda: {
@@ -186,11 +187,10 @@ class ServeConfig:
         check(known, "cluster", "must be local, threads, ray, ray://auto or ray://HOST:PORT")
         one = self.gateways == 1 or self.cluster == "local"
         check(one, "gateways", "more than one needs --cluster local")
-        modes = ", ".join(CacheMode)
-        check(self.cache_mode in list(CacheMode), "cache_mode", f"must be one of {modes}")
-        scopes = ", ".join(RefreshScope)
-        known = self.refresh_scope in list(RefreshScope)
-        check(known, "refresh_scope", f"must be one of {scopes}")
+        modes: dict[str, list[str]] = {"cache_mode": [*CacheMode], "refresh_scope": [*RefreshScope]}
+        for name, known_words in {**modes, "log_format": ["text", "json"]}.items():
+            which = ", ".join(known_words)
+            check(getattr(self, name) in known_words, name, f"must be one of {which}")
         classes = ", ".join(self.slo_classes)
         check(self.default_slo_class in self.slo_classes, "default_slo_class", f"not in {classes}")
 

@@ -174,6 +174,7 @@ class Request:
     ``expected_output_tokens`` is the client's hint; of a diffusion request it is an option.
     ``tenant``: whose it is, where machine time is shared out (``control/fair_shares``).
     ``min_output_tokens``: what it asked for makes sure that the output is no shorter.
+    ``client_id``: the ``X-Request-Id`` that it came with; several may have the same.
     """
 
     id: RequestId
@@ -187,6 +188,7 @@ class Request:
     expected_output_tokens: int | None = None
     tenant: str = ""
     min_output_tokens: int = 0
+    client_id: str = ""
 
     def possible_tokens(self, expected: float) -> float:
         """The length nearest to an expected one that the output can have."""

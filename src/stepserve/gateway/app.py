@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse, Response
 
 from stepserve import __version__
@@ -15,13 +16,26 @@ from stepserve.core.frontend import Frontend
 from stepserve.gateway.authentication import Authentication
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError, check_model, install_error_handlers, try_again
-from stepserve.gateway.middleware import BodyLimit, RequestIds
+from stepserve.gateway.messages import chat_size, chat_text
+from stepserve.gateway.middleware import BodyLimit, HeadAsGet, RequestIds
 from stepserve.gateway.schemas import DetokenizeRequest, TokenizeRequest
 from stepserve.gateway.serving import GenerationService
 from stepserve.gateway.tenants import Tenants
 from stepserve.gateway.tokenizer import TextTokenizer
+from stepserve.gateway.translation import TranslationThreads
 
 MAX_BODY_BYTES = 4 * 2**20
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "x-slo-status",
+    "x-stepserve-ignored-fields",
+    "x-stepserve-max-tokens",
+    "x-llm-d-request-dropped-reason",
+)
+"""What scripts of other origins (``cors_origins``) may read."""
 
 
 def create_app(
@@ -46,15 +60,25 @@ def create_app(
     if config.tenants:
         tenants = Tenants(Path(config.tenants), config.slo_classes)
         app.add_middleware(Authentication, tenants=tenants)
+    app.add_middleware(HeadAsGet)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     app.add_middleware(RequestIds)
 
+    threads = TranslationThreads()
     service = GenerationService(
-        frontend, tokenizer, model, config, observer, unix_time=unix_time, ping_s=ping_s
+        frontend, tokenizer, model, config, observer, threads, unix_time=unix_time, ping_s=ping_s
     )
     app.add_api_route("/v1/completions", service.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
 
-    facts = _Facts(frontend, tokenizer, model, observer, created=int(unix_time()))
+    facts = _Facts(frontend, tokenizer, model, observer, threads, created=int(unix_time()))
     for path in ("/health", "/live", "/ping"):
         app.add_api_route(path, facts.health, methods=["GET"])
     app.add_api_route("/ready", facts.ready, methods=["GET"])
@@ -76,12 +100,14 @@ class _Facts:
         tokenizer: TextTokenizer,
         card: ModelCard,
         observer: Observer,
+        threads: TranslationThreads,
         created: int,
     ) -> None:
         self._frontend = frontend
         self._tokenizer = tokenizer
         self._card = card
         self._observer = observer
+        self._threads = threads
         self._created = created
 
     async def health(self) -> Response:
@@ -118,19 +144,22 @@ class _Facts:
         check_model(body.model, self._card.id)
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
-        if body.messages is not None:
-            messages = [message.model_dump(exclude_none=True) for message in body.messages]
-            ids = self._tokenizer.chat_ids(messages)
-        elif body.add_special_tokens:
-            ids = self._tokenizer.completion_ids(body.prompt or "")
-        else:
-            ids = self._tokenizer.encode(body.prompt or "")
+        size = len(body.prompt or "") + chat_size(body.messages or ())
+        ids = await self._threads.run(size, self._ids, body)
         return {"count": len(ids), "max_model_len": self._card.context_tokens, "tokens": ids}
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
         """Text of token ids."""
         check_model(body.model, self._card.id)
-        return {"prompt": self._tokenizer.decode(body.tokens)}
+        text = await self._threads.run(len(body.tokens), self._tokenizer.decode, body.tokens)
+        return {"prompt": text}
+
+    def _ids(self, body: TokenizeRequest) -> tuple[int, ...]:
+        if body.messages is not None:
+            return self._tokenizer.encode(chat_text(body.messages, self._tokenizer))
+        if body.add_special_tokens:
+            return self._tokenizer.completion_ids(body.prompt or "")
+        return self._tokenizer.encode(body.prompt or "")
 
     def _check_ready(self) -> None:
         if not self._frontend.ready():

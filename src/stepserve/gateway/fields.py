@@ -19,11 +19,12 @@ class Unsupported:
 
     neutral: tuple[Any, ...] = ()
     reason: str = "is not supported"
+    moot: tuple[str, Any] = ("", None)  # another field, and its value that makes it have no effect
 
 
 _TEXT_ONLY = Unsupported((), "is not supported; messages are text")
 _STRUCTURE = Unsupported((), "is not supported: constrained output is not implemented")
-_TOOLS = Unsupported(([],), "is not supported: tool calling is not implemented")
+_NO_TOOLS = "is not supported: tool calling is not implemented"
 _PENALTY = Unsupported((0.0,), "is not supported; only 0 is accepted")
 
 UNSUPPORTED = {
@@ -39,7 +40,7 @@ UNSUPPORTED = {
     "echo": Unsupported((False,), "is supported by /v1/completions only"),
     "frequency_penalty": _PENALTY,
     "function_call": Unsupported(("none", "auto"), "is not supported"),
-    "functions": _TOOLS,
+    "functions": Unsupported(([],), _NO_TOOLS, ("function_call", "none")),
     "guided_choice": _STRUCTURE,
     "guided_grammar": _STRUCTURE,
     "guided_json": _STRUCTURE,
@@ -48,6 +49,7 @@ UNSUPPORTED = {
     "logit_bias": Unsupported(({},)),
     "logits_processors": Unsupported(([],)),
     "modalities": Unsupported((["text"],), "is not supported; output is text"),
+    "parallel_tool_calls": Unsupported((False, True)),
     "prediction": Unsupported(),
     "presence_penalty": _PENALTY,
     "priority": Unsupported((0,), "servers disagree on its sign; use slo.class"),
@@ -59,14 +61,12 @@ UNSUPPORTED = {
     "structured_outputs": _STRUCTURE,
     "suffix": Unsupported(("",), "is not supported: infilling is not implemented"),
     "tool_choice": Unsupported(("none", "auto"), "is not supported: there are no tools"),
-    "tools": _TOOLS,
+    "tools": Unsupported(([],), _NO_TOOLS, ("tool_choice", "none")),
     "top_logprobs": Unsupported((), "belongs to /v1/chat/completions; use logprobs"),
     "truncate_prompt_tokens": Unsupported(),
     "use_beam_search": Unsupported((False,)),
     "verbosity": Unsupported(("medium",)),
     "web_search_options": Unsupported(),
-    # In messages:
-    "tool_calls": _TOOLS,
 }
 
 
@@ -76,13 +76,17 @@ def check_extra_fields(body: BaseModel, strict: bool) -> tuple[str, ...]:
     Raises FieldError for an unsupported field that asks for something, and for any unknown
     field when ``strict``.
     """
-    ignored = []
+    ignored, given = [], body.model_extra or {}
     for path, name, value in _extra_fields(body, ""):
         unsupported = UNSUPPORTED.get(name)
         if value is None:
             continue
         if unsupported is not None:
-            if not any(_same(value, neutral) for neutral in unsupported.neutral):
+            asks = not any(_same(value, neutral) for neutral in unsupported.neutral)
+            other, of_none = unsupported.moot
+            if asks and other and given.get(other) == of_none:
+                ignored.append(path)
+            elif asks:
                 raise FieldError(path, unsupported.reason)
         elif strict:
             raise FieldError(path, "unknown field")

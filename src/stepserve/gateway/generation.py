@@ -15,7 +15,7 @@ from stepserve.core.frontend import (
     TokensEmitted,
     Update,
 )
-from stepserve.core.request import FinishReason
+from stepserve.core.request import FinishReason, Request
 from stepserve.gateway.contract import Observer
 from stepserve.gateway.errors import APIError, rejected
 from stepserve.gateway.streaming import ChoiceText, Delta
@@ -142,11 +142,15 @@ class Generation:
             return
         request = choice.sample.request
         self._observer.started(request)
+        if not request.max_output_tokens:  # nothing is to be generated
+            e2e_s = self._frontend.now_s() - request.arrival_s
+            self._take_end(choice, RequestEnded(FinishReason.LENGTH, _unserved(request, e2e_s)))
+            return
         try:
             async for update in self._frontend.submit(request, choice.sample.payload):
                 self._take(choice, update)
         except Exception:
-            _LOG.exception("request %s failed", request.id)
+            _LOG.exception("request %s (%s) failed", request.id, request.client_id)
             self._cancel(choice, FinishReason.ERROR)
         finally:
             if not choice.over:
@@ -204,6 +208,17 @@ class Generation:
             choice.sample.request, reason, len(choice.text.tokens), report or RequestReport()
         )
         self._updates.put_nowait(ChoiceUpdate(choice, Delta(), ended=True))
+
+
+def _unserved(request: Request, e2e_s: float) -> RequestReport:
+    missed, deadline_s = request.slo.missed(e2e=e2e_s), request.slo.e2e_s
+    return RequestReport(
+        queue_s=e2e_s,
+        e2e_s=e2e_s,
+        slack_s=None if deadline_s is None else deadline_s - e2e_s,
+        slo_met=not missed if request.slo.targets_s else None,
+        missed=missed,
+    )
 
 
 def _client_left() -> APIError:

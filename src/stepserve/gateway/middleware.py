@@ -1,4 +1,4 @@
-"""ASGI layers around the application: request ids and the size of bodies."""
+"""ASGI layers around the application: request ids, HEAD, and the size of bodies."""
 
 import uuid
 
@@ -34,6 +34,26 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class HeadAsGet:
+    """Answers HEAD as GET, on every path, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 class BodyLimit:

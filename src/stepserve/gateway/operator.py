@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.gateway.authentication import Authentication
 from stepserve.gateway.errors import APIError, install_error_handlers
-from stepserve.gateway.middleware import BodyLimit, RequestIds
+from stepserve.gateway.middleware import BodyLimit, HeadAsGet, RequestIds
 from stepserve.gateway.tenants import Tenants
+from stepserve.gateway.text import TextBody
 
 
 class Operator(Protocol):
@@ -39,7 +40,7 @@ class Operator(Protocol):
         ...
 
 
-class Layout(BaseModel):
+class Layout(TextBody):
     """Tensor-parallel degrees, one per instance."""
 
     model_config = ConfigDict(extra="forbid")
@@ -69,6 +70,7 @@ def operator_app(operator: Operator, config: ServeConfig) -> FastAPI:
     if config.tenants:
         tenants = Tenants(Path(config.tenants), config.slo_classes)
         app.add_middleware(Authentication, tenants=tenants)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestIds)
     add_operator(app, operator)
     return app

@@ -4,6 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from stepserve.gateway.text import TextBody
+
+MAX_SAMPLES = 128
+"""Most samples of one HTTP request: prompts times ``n``."""
+
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 TimeLeft = float  # not positive: the time is over
@@ -14,6 +19,10 @@ class _Open(BaseModel):
     """Accepts unknown fields. JSON types are taken as they are: "5" is not a number."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class _Body(_Open, TextBody):
+    """A whole body."""
 
 
 class _Closed(BaseModel):
@@ -30,6 +39,8 @@ def _prompts(value: Any) -> Any:
     """One prompt or several, as a list of prompts."""
     if isinstance(value, str) or _is_ids(value):
         return [value]
+    if isinstance(value, list) and len(value) > MAX_SAMPLES:
+        raise ValueError(f"may be at most {MAX_SAMPLES} prompts, not {len(value)}")
     texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
     if value and (texts or (isinstance(value, list) and all(map(_is_ids, value)))):
         return value
@@ -40,16 +51,21 @@ def _strings(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+_TEXT_PARTS = ("text", "refusal")
+
+
 def _plain_text(value: Any) -> Any:
-    """Message content as one string; text parts are joined by newlines."""
-    if isinstance(value, str):
+    """Message content as one string; parts are joined by newlines. What is absent stays so."""
+    if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        for part in value
-    ):
-        return "\n".join(part["text"] for part in value)
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        texts = [part.get(part["type"]) for part in value if part.get("type") in _TEXT_PARTS]
+        if len(texts) == len(value) and all(isinstance(text, str) for text in texts):
+            return "\n".join(texts)
     raise ValueError("must be a string or a list of parts of type text")
+
+
+Effort = Literal["instant", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(_Open):
@@ -91,13 +107,13 @@ class DLMFields(_Closed):
     stream_mode: Literal["append", "snapshot"] | None = None
 
 
-class GenerationRequest(_Open):
+class GenerationRequest(_Body):
     """What both generation endpoints take."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     max_completion_tokens: Count | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
@@ -116,11 +132,11 @@ class GenerationRequest(_Open):
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     expected_output_tokens: Count | None = None
     slo: SLOFields | None = None
     dlm: DLMFields | None = None
-    reasoning_effort: Literal["instant", "low", "medium", "high"] | None = None
+    reasoning_effort: Effort | None = None
     # Names that users of other diffusion servers write.
     confidence_threshold: float | None = None
     threshold: float | None = None
@@ -136,12 +152,34 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
 
 
+class FunctionCall(_Open):
+    """What an earlier turn of the model called; ``arguments`` is JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Open):
+    """One call of an earlier turn."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+
 class Message(_Open):
-    """One message of a chat. ``name`` reaches the template when it is not null."""
+    """One message of a chat. ``name`` reaches the template when it is not null.
+
+    ``content`` may be absent of the model's own turns. ``annotations`` say nothing to a model.
+    """
 
     role: str
-    content: Annotated[str, BeforeValidator(_plain_text)]
+    content: Annotated[str | None, BeforeValidator(_plain_text)] = None
     name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    annotations: list[Any] | None = None
 
 
 class ChatRequest(GenerationRequest):
@@ -152,7 +190,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class TokenizeRequest(_Open):
+class TokenizeRequest(_Body):
     """Body of ``POST /tokenize``: a prompt or a chat, laid out as generation would do it."""
 
     model: str | None = None
@@ -161,7 +199,7 @@ class TokenizeRequest(_Open):
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(_Open):
+class DetokenizeRequest(_Body):
     """Body of ``POST /detokenize``."""
 
     model: str | None = None

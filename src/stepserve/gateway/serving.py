@@ -5,8 +5,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,11 +16,13 @@ from stepserve.core.request import SLO
 from stepserve.gateway import accounting
 from stepserve.gateway.authentication import tenant_of
 from stepserve.gateway.contract import ModelCard, Observer
-from stepserve.gateway.errors import APIError, check_model, try_again
+from stepserve.gateway.errors import REQUEST_ID_KEY, APIError, check_model, try_again
 from stepserve.gateway.fields import check_extra_fields, ignored_fields_header
 from stepserve.gateway.gate import Gate
-from stepserve.gateway.generation import ChoiceUpdate, Generation
+from stepserve.gateway.generation import Choice, ChoiceUpdate, Generation
+from stepserve.gateway.messages import chat_size
 from stepserve.gateway.replies import ChatShape, CompletionShape, Json, Reply, Shape
+from stepserve.gateway.request_log import RequestLog
 from stepserve.gateway.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -30,7 +31,8 @@ from stepserve.gateway.schemas import (
 )
 from stepserve.gateway.slo import SLOReader
 from stepserve.gateway.tokenizer import TextTokenizer
-from stepserve.gateway.translate import Sample, Translator
+from stepserve.gateway.translate import Arrival, Sample, Translator
+from stepserve.gateway.translation import TranslationThreads
 
 _LOG = logging.getLogger(__name__)
 # Proxies would otherwise collect a stream, or keep it.
@@ -47,13 +49,15 @@ class GenerationService:
         model: ModelCard,
         config: ServeConfig,
         observer: Observer,
+        threads: TranslationThreads,
         unix_time: Callable[[], float] = time.time,
         ping_s: float = 15.0,
     ) -> None:
         self._frontend = frontend
         self._tokenizer = tokenizer
-        self._translator = Translator(model, tokenizer)
+        self._translator = Translator(model, tokenizer, config.strict_limits)
         self._gate = Gate(config, observer, frontend.now_s)
+        self._threads = threads
         self._slo = SLOReader(config, model.weighs, observer.header_ignored)
         self._objects = accounting.objects(model.request_fields)
         self._config = config
@@ -61,24 +65,24 @@ class GenerationService:
         self._unix_time = unix_time
         self._ping_s = ping_s
         self._readers: set[asyncio.Task[None]] = set()
-        # Long prompts must not hold up the event loop. One thread: requests stay in order.
-        self._translation = ThreadPoolExecutor(1, thread_name_prefix="translate")
 
     async def completions(self, http: Request, body: CompletionRequest) -> Response:
         """``POST /v1/completions``."""
 
-        def translate(slo: SLO, reply_id: str, arrival_s: float) -> tuple[Sample, ...]:
-            return self._translator.completion(body, slo, reply_id, arrival_s)
+        def translate(slo: SLO, arrival: Arrival) -> tuple[Sample, ...]:
+            return self._translator.completion(body, slo, arrival)
 
-        return await self._serve(http, body, "cmpl", CompletionShape(self._tokenizer), translate)
+        shape = CompletionShape(self._tokenizer)
+        return await self._serve(http, body, "cmpl", shape, translate, sum(map(len, body.prompt)))
 
     async def chat(self, http: Request, body: ChatRequest) -> Response:
         """``POST /v1/chat/completions``."""
 
-        def translate(slo: SLO, reply_id: str, arrival_s: float) -> tuple[Sample, ...]:
-            return self._translator.chat(body, slo, reply_id, arrival_s)
+        def translate(slo: SLO, arrival: Arrival) -> tuple[Sample, ...]:
+            return self._translator.chat(body, slo, arrival)
 
-        return await self._serve(http, body, "chatcmpl", ChatShape(self._tokenizer), translate)
+        shape = ChatShape(self._tokenizer)
+        return await self._serve(http, body, "chatcmpl", shape, translate, chat_size(body.messages))
 
     async def _serve(
         self,
@@ -86,7 +90,8 @@ class GenerationService:
         body: GenerationRequest,
         prefix: str,
         shape: Shape,
-        translate: Callable[[SLO, str, float], tuple[Sample, ...]],
+        translate: Callable[[SLO, Arrival], tuple[Sample, ...]],
+        size: int,
     ) -> Response:
         arrival_s, unix_s = self._frontend.now_s(), self._unix_time()
         if not self._frontend.ready():
@@ -112,18 +117,17 @@ class GenerationService:
             usage_chunk=bool(options.include_usage),
             usage_in_chunks=bool(options.continuous_usage_stats),
         )
-        loop = asyncio.get_running_loop()
-        samples = await loop.run_in_executor(self._translation, translate, slo, reply.id, arrival_s)
-        generation = Generation(
-            self._gate.admit(tenant, samples),
-            self._frontend,
-            self._tokenizer,
-            self._observer,
-            http.receive,
-            self._readers,
-            self._gate.ended,
-        )
-        headers = ignored_fields_header(ignored)
+        arrival = Arrival(reply.id, arrival_s, http.scope.get(REQUEST_ID_KEY, ""))
+        samples = self._gate.admit(tenant, await self._threads.run(size, translate, slo, arrival))
+        log = RequestLog(len(samples), self._frontend.now_s)
+
+        def ended(choice: Choice) -> None:
+            self._gate.ended(choice)
+            log.ended(choice)
+
+        parts = self._frontend, self._tokenizer, self._observer
+        generation = Generation(samples, *parts, http.receive, self._readers, ended)
+        headers = {**ignored_fields_header(ignored), **_lowered_limit(body, samples)}
         if not body.stream:
             return await _whole(reply, generation, headers)
         try:
@@ -163,6 +167,13 @@ class GenerationService:
             yield _event(APIError(500, "internal error").body())
         finally:
             generation.close()
+
+
+def _lowered_limit(body: GenerationRequest, samples: Sequence[Sample]) -> Mapping[str, str]:
+    """Says that a limit was more than there is room for, and the least that held."""
+    asked = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    held = min(sample.request.max_output_tokens for sample in samples)
+    return {} if asked is None or held == asked else {"x-stepserve-max-tokens": str(held)}
 
 
 async def _whole(reply: Reply, generation: Generation, headers: Mapping[str, str]) -> Response:

@@ -27,7 +27,13 @@ _TIME_LEFT = (_E2E, _TTFT, _DEADLINE)  # not positive: the time is over
 # Understood by others, without a meaning here: counted so that their senders can be found.
 _WITHOUT_EFFECT = ("x-dynamo-request-priority", "x-llm-d-inference-fairness-id")
 
-TIERS = {"priority": "interactive", "default": "standard", "flex": "batch"}
+TIERS = {
+    "priority": "interactive",
+    "fast": "interactive",
+    "default": "standard",
+    "scale": "standard",
+    "flex": "batch",
+}
 
 
 T = TypeVar("T")

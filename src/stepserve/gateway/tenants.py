@@ -183,6 +183,6 @@ def check_allowed(tenant: Tenant, slo: SLO, classes: Mapping[str, SLOClass], par
         asked_s, least_ms = getattr(slo, f"{name}_s"), getattr(tenant, f"{name}_ms")
         if asked_s is None or least_ms is None or asked_s == getattr(filled, f"{name}_s"):
             continue
-        if asked_s * 1e3 < least_ms:
+        if 0.0 < asked_s * 1e3 < least_ms:  # one that has passed takes nothing from others
             what = f"{asked_s * 1e3:g} ms is tighter than you may ask for: {least_ms:g} ms"
             raise APIError(403, what, param=f"slo.{name}_ms")

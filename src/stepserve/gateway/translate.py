@@ -15,7 +15,9 @@ from stepserve.core.request import (
     ThresholdBounds,
 )
 from stepserve.gateway.contract import FAMILY_FIELDS, ModelCard
+from stepserve.gateway.messages import chat_text
 from stepserve.gateway.schemas import (
+    MAX_SAMPLES,
     ChatRequest,
     CompletionRequest,
     DLMFields,
@@ -25,17 +27,19 @@ from stepserve.gateway.slo import one_of
 from stepserve.gateway.streaming import EndRules
 from stepserve.gateway.tokenizer import TextTokenizer
 
-MAX_SAMPLES = 128
-"""Most samples of one HTTP request: prompts times ``n``."""
-
 _MAX_SEED = 2**63 - 1
 # Preferred threshold and floor; the values are among the default candidate thresholds.
 _EFFORT = {
+    "none": (0.6, 0.5),
+    "minimal": (0.6, 0.5),
     "instant": (0.6, 0.5),
     "low": (0.8, 0.6),
     "medium": (0.9, 0.7),
     "high": (0.9, 0.9),
+    "xhigh": (0.9, 0.9),
+    "max": (0.9, 0.9),
 }
+_NO_EFFORT = ("reasoning_effort", "none")  # asks every model for what those do that do not reason
 _CACHE = {
     "exact": CacheMode.NONE,
     "none": CacheMode.NONE,
@@ -43,6 +47,15 @@ _CACHE = {
     "approximate": CacheMode.DUAL,
     "dual": CacheMode.DUAL,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Which HTTP request: its reply's id, when it came on the frontend's clock, its client's id."""
+
+    reply_id: str
+    at_s: float
+    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,38 +81,57 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Translator:
-    """Turns bodies into samples for one model. Raises FieldError naming the field at fault."""
+    """Turns bodies into samples for one model. Raises FieldError naming the field at fault.
+
+    ``strict_limits``: a limit that the context has no room for is refused, not lowered. Sizes are
+    checked before any text is cut into tokens.
+    """
 
     card: ModelCard
     tokenizer: TextTokenizer
+    strict_limits: bool = False
 
-    def completion(
-        self, body: CompletionRequest, slo: SLO, reply_id: str, arrival_s: float
-    ) -> tuple[Sample, ...]:
+    def completion(self, body: CompletionRequest, slo: SLO, arrival: Arrival) -> tuple[Sample, ...]:
         """The samples of a ``/v1/completions`` body: prompts in order, ``n`` of each."""
         if body.echo and body.logprobs is not None:
             raise FieldError("logprobs", "with echo would score the prompt: not supported")
-        prompts = []
-        for prompt in body.prompt:
-            if not prompt:
-                raise FieldError("prompt", "is empty")
-            if isinstance(prompt, str):
-                ids, text = self.tokenizer.completion_ids(prompt), prompt
-            else:
-                ids, text = tuple(prompt), self.tokenizer.decode(prompt)
-            prompts.append(Prompt(ids, "prompt", text if body.echo else ""))
-        return self._samples(body, prompts, slo, body.logprobs, reply_id, arrival_s)
+        if body.max_tokens == 0 and not body.echo:
+            raise FieldError("max_tokens", "must be at least 1; 0 needs echo, which is all of it")
+        _check_count(body, len(body.prompt))
+        prompts = [self._prompt(prompt, bool(body.echo)) for prompt in body.prompt]
+        return self._samples(body, prompts, slo, body.logprobs, arrival)
 
-    def chat(
-        self, body: ChatRequest, slo: SLO, reply_id: str, arrival_s: float
-    ) -> tuple[Sample, ...]:
+    def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
+        if not prompt:
+            raise FieldError("prompt", "is empty")
+        if isinstance(prompt, str):
+            ids = self._ids(self.tokenizer.completion_text(prompt), "prompt")
+            return Prompt(ids, "prompt", prompt if echo else "")
+        self._check_length("prompt", len(prompt))
+        return Prompt(tuple(prompt), "prompt", self.tokenizer.decode(prompt) if echo else "")
+
+    def _ids(self, text: str, param: str) -> tuple[int, ...]:
+        """Tokens of a whole prompt, unless its characters alone are too many."""
+        self._check_length(param, self.tokenizer.least_tokens(text), "at least ")
+        return self.tokenizer.encode(text)
+
+    def _check_length(self, param: str, tokens: int, about: str = "") -> None:
+        context = self.card.context_tokens
+        if tokens > context:
+            raise FieldError(
+                param, f"has {about}{tokens} tokens, which exceeds the context of {context} tokens"
+            )
+
+    def chat(self, body: ChatRequest, slo: SLO, arrival: Arrival) -> tuple[Sample, ...]:
         """The samples of a ``/v1/chat/completions`` body."""
         if body.top_logprobs and not body.logprobs:
             raise FieldError("top_logprobs", "needs logprobs to be true")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        prompt = Prompt(self.tokenizer.chat_ids(messages), "messages")
-        return self._samples(body, [prompt], slo, logprobs, reply_id, arrival_s)
+        if body.max_tokens == 0:
+            raise FieldError("max_tokens", "must be at least 1")
+        _check_count(body, 1)
+        prompt = Prompt(self._ids(chat_text(body.messages, self.tokenizer), "messages"), "messages")
+        return self._samples(body, [prompt], slo, logprobs, arrival)
 
     def _samples(
         self,
@@ -107,12 +139,9 @@ class Translator:
         prompts: list[Prompt],
         slo: SLO,
         logprobs: int | None,
-        reply_id: str,
-        arrival_s: float,
+        arrival: Arrival,
     ) -> tuple[Sample, ...]:
         n = body.n or 1
-        if n * len(prompts) > MAX_SAMPLES:
-            raise FieldError("n", f"prompts times n may be at most {MAX_SAMPLES}")
         diffusion = self._diffusion(body)
         sampling = self._sampling(body, n, logprobs)
         samples = []
@@ -123,12 +152,13 @@ class Translator:
             for sample in range(n):
                 index = number * n + sample
                 request = Request(
-                    id=RequestId(f"{reply_id}-{index}"),
+                    id=RequestId(f"{arrival.reply_id}-{index}"),
                     family=self.card.family,
                     model=self.card.id,
                     prompt_tokens=len(prompt.ids),
                     max_output_tokens=max_tokens,
-                    arrival_s=arrival_s,
+                    arrival_s=arrival.at_s,
+                    client_id=arrival.client_id,
                     slo=slo,
                     diffusion=diffusion,
                     expected_output_tokens=body.expected_output_tokens,
@@ -149,9 +179,10 @@ class Translator:
     def _max_tokens(
         self, body: GenerationRequest, prompt: Prompt, options: DiffusionOptions
     ) -> int:
-        """Output limit, exact as asked; the positions reserved for it are whole blocks.
+        """Output limit, exact as asked if it fits; positions reserved for it are whole blocks.
 
-        Blocks begin where the prompt ends, those of a block-causal model at position 0.
+        Clients mean a cap: one that does not fit is lowered to the room. Blocks begin where the
+        prompt ends, those of a block-causal model at position 0.
         """
         asked = one_of(
             {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
@@ -161,13 +192,15 @@ class Translator:
         lead = used % block if options.cache_mode is CacheMode.BLOCK else 0
         room = (context - used + lead) // block * block - lead
         least = block - lead
+        if asked == 0:  # the prompt is the answer
+            return 0
         if room < least:
             raise FieldError(
                 prompt.param,
                 f"has {used} tokens; with an output of at least {least} it exceeds the context "
                 f"of {context} tokens",
             )
-        if asked is not None and asked > room:
+        if asked is not None and asked > room and self.strict_limits:
             name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
             blocks = f", and output is reserved in blocks of {block}" if block > 1 else ""
             raise FieldError(
@@ -175,7 +208,7 @@ class Translator:
                 f"{asked} is too many: the prompt has {used} tokens, the context "
                 f"{context}{blocks}, so at most {room} fit",
             )
-        limit = min(self.card.default_max_tokens, room) if asked is None else asked
+        limit = min(self.card.default_max_tokens if asked is None else asked, room)
         if (body.min_tokens or 0) > limit:
             raise FieldError("min_tokens", f"exceeds the output limit of {limit} tokens")
         return limit
@@ -216,7 +249,7 @@ class Translator:
 
     def _diffusion(self, body: GenerationRequest) -> DiffusionOptions:
         for name in sorted(FAMILY_FIELDS - self.card.request_fields):
-            if getattr(body, name) is not None:
+            if getattr(body, name) is not None and (name, getattr(body, name)) != _NO_EFFORT:
                 raise FieldError(
                     name, f"means nothing to {self.card.id!r}, an {self.card.family} model"
                 )
@@ -297,6 +330,12 @@ class Translator:
             known = ", ".join(map(str, self.card.block_lengths))
             raise FieldError("dlm.block_length", f"this model supports {known}")
         return fields.block_length
+
+
+def _check_count(body: GenerationRequest, prompts: int) -> None:
+    """Raises FieldError for too many samples."""
+    if (body.n or 1) * prompts > MAX_SAMPLES:
+        raise FieldError("n", f"prompts times n may be at most {MAX_SAMPLES}")
 
 
 def _refresh_scope(fields: DLMFields, cache: CacheMode, default: RefreshScope) -> RefreshScope:

@@ -24,6 +24,7 @@ from . import transport_processes
 from .deploy import assemble, build_app
 from .gateway_port import GatewayPort
 from .instance_factory import InstanceFactory, make_engine
+from .logs import log_to_stderr
 from .messages import Standing
 from .operator_port import operator_api, uvicorn_config
 from .processes import Inheritance, Line, Served, instance_path
@@ -36,22 +37,19 @@ from .transport_remote import RemoteTransport
 
 logger = logging.getLogger(__name__)
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
 TAKE_OVER_S = 3.0
 """How long a new scheduler waits for gateways and instances that are there."""
 
 
-def _begin(log_level: int) -> None:
+def _begin(config: ServeConfig, log_level: int) -> None:
     """What every child does first. An interrupt is meant for the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=log_level, format=LOG_FORMAT)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    log_to_stderr(log_level, config.log_format)
 
 
 def describe(config: ServeConfig, log_level: int, line: Line) -> None:
     """Tell the parent what is served, or what stands in the way. May measure batches."""
-    _begin(log_level)
+    _begin(config, log_level)
     try:
         engine = make_engine(config)
         line.send((engine.facts, make_setup(config, engine)))
@@ -61,7 +59,7 @@ def describe(config: ServeConfig, log_level: int, line: Line) -> None:
 
 def run_gateway(served: Served, listener: socket.socket) -> None:
     """The life of a gateway's process: until it is told to end, or its parent is gone."""
-    _begin(served.log_level)
+    _begin(served.config, served.log_level)
 
     async def run() -> None:
         frontend = RemoteFrontend(served.scheduler_path)
@@ -93,13 +91,13 @@ def run_scheduler(
     served: Served, inherited: Inheritance, line: Line, operators: socket.socket | None
 ) -> None:
     """The life of the global scheduler's process."""
-    _begin(served.log_level)
+    _begin(served.config, served.log_level)
     asyncio.run(_Scheduler(served, inherited, line, operators).run())
 
 
 def run_instance(served: Served, spec: InstanceSpec, incarnation: int) -> None:
     """The life of an instance's process."""
-    _begin(served.log_level)
+    _begin(served.config, served.log_level)
     transport_processes.run(
         InstanceFactory(served.config, served.setup), spec, incarnation, served.folder
     )

@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
     """How an application is served, over TLS if there is a certificate."""
     certificate, key = config.ssl_certfile or None, config.ssl_keyfile or None
-    return uvicorn.Config(app, log_level="warning", ssl_certfile=certificate, ssl_keyfile=key)
+    return uvicorn.Config(
+        app, log_level="warning", log_config=None, ssl_certfile=certificate, ssl_keyfile=key
+    )  # without a configuration of its own, it logs as we do
 
 
 class _Server(uvicorn.Server):

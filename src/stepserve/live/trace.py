@@ -78,11 +78,14 @@ def requests(path: Path) -> Iterator[str]:
     _, entries = read_events(path)
     for entry in entries:
         if isinstance(entry.event, RequestArrived):
-            yield f"{entry.event.request.id}  {_facts(entry.event.request)}"
+            request = entry.event.request
+            yield f"{request.id}  {request.client_id}  {_facts(request)}"
 
 
 def trace_request(path: Path, asked: str) -> Iterator[str]:
-    """Lines about a request, with seconds since it arrived. ``asked``: its id, or its reply's.
+    """Lines about a request, with seconds since it arrived.
+
+    ``asked``: its id, its reply's, or the one that its client gave it; the first such request.
 
     Raises FieldError if there is no such request in the log.
     """
@@ -94,7 +97,7 @@ def trace_request(path: Path, asked: str) -> Iterator[str]:
     for entry in entries:
         if isinstance(entry.event, RequestArrived):
             seen += 1
-            if entry.event.request.id in (asked, f"{asked}-0"):  # the reply's first choice
+            if request is None and _is_meant(entry.event.request, asked):
                 request = entry.event.request
         for line in _lines(entry, request.id if request else "", running, stays):
             since_s = entry.at_s - request.arrival_s if request else 0.0
@@ -102,6 +105,11 @@ def trace_request(path: Path, asked: str) -> Iterator[str]:
     if request is None:
         how = "without --request they are listed"
         raise FieldError("--request", f"no {asked!r} among the {seen} requests of {path}; {how}")
+
+
+def _is_meant(request: Request, asked: str) -> bool:
+    """By its own id, its reply's (then the first choice is meant), or its client's."""
+    return request.id in (asked, f"{asked}-0") or (request.client_id == asked != "")
 
 
 def _lines(

@@ -34,6 +34,16 @@ def test_planning_and_logs_are_options():
     assert not configured().control.plans
 
 
+def test_what_the_gateway_is_told(tmp_path):
+    path = tmp_path / "serve.toml"
+    path.write_text('cors_origins = ["https://a.example"]\nstrict_limits = true\n')
+    config = configured("--config", str(path), "--log-format", "json")
+    assert (config.cors_origins, config.strict_limits) == (("https://a.example",), True)
+    assert config.log_format == "json"
+    with pytest.raises(FieldError, match="log_format"):
+        configured("--log-format", "xml")
+
+
 def test_a_layout_is_a_list_of_degrees():
     assert configured("--instances", "3").degrees == (1, 1, 1)
     assert configured("--layout", "2, 1,4", "--instances", "9").degrees == (2, 1, 4)

@@ -228,6 +228,20 @@ def test_reasons_of_refusals():
     assert late.retry_after_s > full.retry_after_s - 3.0
 
 
+def test_who_is_dropped_before_the_deadline_is_told_when_to_come_back():
+    """``fcfs_drop`` counts a share of the deadline: what is left may still be enough."""
+    cluster = Cluster(make_spec("i0", running_requests=1), queue="fcfs_drop", margin=0.5)
+    cluster.arrive("running")
+    for index in range(30):
+        cluster.arrive(f"r{index}", e2e_s=10.0)
+    cluster.now_s = 5.5
+    actions = cluster.report("i0")
+    rejects = [a for a in actions if isinstance(a, Reject)]
+    assert len(rejects) == 30
+    assert {a.reason for a in rejects} == {Refusal.SATURATED}
+    assert all(0.1 <= a.retry_after_s <= 60.0 for a in rejects)
+
+
 def test_a_place_in_the_queue_is_promised_when_its_last_one_is_done():
     cluster = Cluster(make_spec("i0", running_requests=1), queue_limit=40)
     waits = []

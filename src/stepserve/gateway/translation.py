@@ -1,0 +1,27 @@
+"""Threads for what takes long in proportion to its input: text to tokens and back."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+LARGE = 16_384
+"""Characters or token ids from which on an input is large: about 10 ms of work."""
+
+
+class TranslationThreads:
+    """Keeps the event loop free, and small inputs from waiting for large ones.
+
+    Small inputs are done in the order in which they came; so are large ones, on another thread.
+    """
+
+    def __init__(self) -> None:
+        self._small = ThreadPoolExecutor(1, thread_name_prefix="translate")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="translate-large")
+
+    async def run(self, size: int, call: Callable[..., T], *args: Any) -> T:
+        """The answer of ``call(*args)`` on an input of so many characters or token ids."""
+        threads = self._large if size >= LARGE else self._small
+        return await asyncio.get_running_loop().run_in_executor(threads, call, *args)
