@@ -104,6 +104,9 @@ class ScriptedFrontend:
     def now_s(self):
         return self.clock_s
 
+    def accepts(self):
+        return self.ready()
+
     def ready(self):
         return self.is_ready
 

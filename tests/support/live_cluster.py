@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import unittest.mock
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -22,13 +25,16 @@ from stepserve.core.request import (
 from stepserve.cost.measured_batches import measure_profile
 from stepserve.engine import torch_engine
 from stepserve.engine.ar_executor import AutoregressiveExecutor
-from stepserve.engine.loader import LoadedModel
+from stepserve.engine.loader import LoadedModel, load_model
 from stepserve.engine.models.transformer import DecoderModel, ModelConfig
 from stepserve.engine.torch_engine import TorchEngine, facts_of
+from stepserve.families.profiles import BATCH_PROFILE
 from stepserve.live import deploy
 from support.diffusion_models import save_checkpoint
 
 VOCABULARY = 64
+
+MAKE = Path(__file__).parents[2] / "tools" / "random_checkpoint.py"
 
 
 def tiny_model(seed=0, **changes):
@@ -64,6 +70,13 @@ def tiny_checkpoint(folder, seed=0):
         "stepserve": {"block_lengths": [8, 16], "suppressed_token_ids": [0, 1]},
     }
     return save_checkpoint(folder, raw, tiny_model(seed).model)
+
+
+def write_random(folder):
+    """A small autoregressive model with a tokenizer and batch times, to be served over HTTP."""
+    options = ("--layers", "2", "--hidden", "64", "--positions", "512")
+    subprocess.run([sys.executable, MAKE, folder, *options], check=True, capture_output=True)
+    quick_profile(load_model(folder)).save(folder / BATCH_PROFILE)
 
 
 def make_live_request(

@@ -149,6 +149,10 @@ class ServeConfig:
     kv_pages: int = 4096  # of each instance, times its degree
     page_tokens: int = 16  # positions in a page
     hang_s: float = 60.0  # an instance busy with one thing for longer is given up
+    drain_delay_s: float = 5.0  # after SIGTERM: not ready, but requests are still taken
+    drain_s: float = 120.0  # then: how long accepted requests may take before they are broken off
+    body_s: float = 30.0  # how long a request's body may take to come
+    stall_s: float = 60.0  # a client that does not read its answer for longer is cut off
     operator_api: bool = False  # serve /cluster: the cluster's state, and changes of the layout
     operator_port: int = 0  # of /cluster alone; 0: the one after the clients' port
     operator_host: str = "127.0.0.1"
@@ -181,7 +185,9 @@ class ServeConfig:
             check(getattr(self, name) >= 1, name, "must be at least 1")
         check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
         check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")
-        check(self.hang_s > 0.0, "hang_s", "must be positive")
+        for name in ("hang_s", "drain_s", "body_s", "stall_s"):
+            check(getattr(self, name) > 0.0, name, "must be positive")
+        check(self.drain_delay_s >= 0.0, "drain_delay_s", "must not be negative")
         kind, _, address = self.cluster.partition("://")
         known = self.cluster in CLUSTERS or (kind == "ray" and address != "")
         check(known, "cluster", "must be local, threads, ray, ray://auto or ray://HOST:PORT")

@@ -99,8 +99,12 @@ class Frontend(Protocol):
         """
         ...
 
-    def ready(self) -> bool:
+    def accepts(self) -> bool:
         """Whether an instance is up and requests are being taken."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether requests should be sent here: they are taken, and will be for a while."""
         ...
 
     def healthy(self) -> bool:

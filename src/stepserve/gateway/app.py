@@ -17,7 +17,7 @@ from stepserve.gateway.authentication import Authentication
 from stepserve.gateway.contract import ModelCard, Observer
 from stepserve.gateway.errors import APIError, check_model, install_error_handlers, try_again
 from stepserve.gateway.messages import chat_size, chat_text
-from stepserve.gateway.middleware import BodyLimit, HeadAsGet, RequestIds
+from stepserve.gateway.middleware import BodyLimit, HeadAsGet, Patience, RequestIds
 from stepserve.gateway.schemas import DetokenizeRequest, TokenizeRequest
 from stepserve.gateway.serving import GenerationService
 from stepserve.gateway.tenants import Tenants
@@ -60,6 +60,7 @@ def create_app(
     if config.tenants:
         tenants = Tenants(Path(config.tenants), config.slo_classes)
         app.add_middleware(Authentication, tenants=tenants)
+    app.add_middleware(Patience, body_s=config.body_s, stall_s=config.stall_s)
     app.add_middleware(HeadAsGet)
     if config.cors_origins:
         app.add_middleware(

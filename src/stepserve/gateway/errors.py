@@ -23,6 +23,7 @@ _KINDS = {
     403: ("permission_error", "not_allowed"),
     404: ("invalid_request_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
+    408: ("invalid_request_error", "body_too_slow"),
     409: ("conflict_error", "busy"),
     413: ("invalid_request_error", "body_too_large"),
     429: ("rate_limit_error", "overloaded"),

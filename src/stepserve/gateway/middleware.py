@@ -1,5 +1,7 @@
-"""ASGI layers around the application: request ids, HEAD, and the size of bodies."""
+"""ASGI layers around the application: request ids, HEAD, the size of bodies, slow clients."""
 
+import asyncio
+import logging
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -7,6 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepserve.gateway.errors import REQUEST_ID_KEY, APIError
+
+_LOG = logging.getLogger(__name__)
 
 _MAX_ID = 128
 
@@ -84,3 +88,52 @@ class BodyLimit:
             return event
 
         await self._app(scope, counted, send)
+
+
+class Patience:
+    """Answers 408 to a body that takes longer than ``body_s``; cuts off who does not read.
+
+    ``stall_s``: how long a client may leave a full buffer unread.
+    """
+
+    def __init__(self, app: ASGIApp, body_s: float, stall_s: float) -> None:
+        self._app = app
+        self._body_s, self._stall_s = body_s, stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._body_s
+        whole = stalled = False
+
+        async def timely() -> Message:
+            nonlocal whole
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until_s):
+                    event = await receive()
+            except TimeoutError:
+                what = f"the body did not come within {self._body_s:g} s"
+                raise HTTPException(408, what) from None
+            whole = not event.get("more_body", False)
+            return event
+
+        async def flowing(message: Message) -> None:
+            nonlocal stalled
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await send(message)
+            except TimeoutError:
+                stalled = True
+                raise
+
+        try:
+            await self._app(scope, timely, flowing)
+        except BaseException:
+            if not stalled:
+                raise
+            _LOG.warning("%s: the client does not read", scope.get(REQUEST_ID_KEY, ""))

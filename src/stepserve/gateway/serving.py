@@ -94,7 +94,7 @@ class GenerationService:
         size: int,
     ) -> Response:
         arrival_s, unix_s = self._frontend.now_s(), self._unix_time()
-        if not self._frontend.ready():
+        if not self._frontend.accepts():
             raise APIError(
                 503,
                 "no instance is ready, or the server is about to end",

@@ -37,6 +37,9 @@ from .transport_remote import RemoteTransport
 
 logger = logging.getLogger(__name__)
 
+TOLD_S = 5.0
+"""How long a new gateway takes no connection because it does not know of any instance."""
+
 TAKE_OVER_S = 3.0
 """How long a new scheduler waits for gateways and instances that are there."""
 
@@ -64,10 +67,15 @@ def run_gateway(served: Served, listener: socket.socket) -> None:
     async def run() -> None:
         frontend = RemoteFrontend(served.scheduler_path)
         app = build_app(served.config, served.facts, frontend, frontend.control_reading)
-        server = Server(uvicorn_config(app, served.config), frontend.drain)
+        signals = {int(signal.SIGTERM): served.config.drain_delay_s, int(signal.SIGUSR1): 0.0}
+        server = Server(
+            uvicorn_config(app, served.config), frontend, signals, served.config.drain_s
+        )
         _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
         frontend.start()
         try:
+            with contextlib.suppress(TimeoutError):  # who connects meanwhile waits, not refused
+                await asyncio.wait_for(frontend.told.wait(), TOLD_S)
             await server.serve(sockets=[listener])
         finally:
             await frontend.stop()

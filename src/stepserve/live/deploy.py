@@ -42,7 +42,7 @@ from .operator_port import operator_api, uvicorn_config
 from .predictor import SharedPredictor
 from .recording import Listener
 from .remote_frontend import RemoteFrontend
-from .server import Server
+from .server import Server, both_signals
 from .transport import OutputSink, Transport
 from .transport_local import LocalTransport
 
@@ -222,7 +222,8 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
     engine = make_engine(config)
     cluster = build_cluster(config, engine, host=host)
     app = build_app(config, engine.facts, cluster.frontend, cluster.control_reading)
-    server = Server(uvicorn_config(app, config), cluster.frontend.drain)
+    drains = cluster.frontend, both_signals(config), config.drain_s
+    server = Server(uvicorn_config(app, config), *drains)
 
     async def run() -> None:
         cluster.start()

@@ -25,7 +25,7 @@ class LiveFrontend:
         self.loop = loop
         self._transport = transport
         self._watch: asyncio.Task[None] | None = None
-        self._draining = False
+        self._leaving = self._draining = False
 
     def start(self) -> None:
         """Begin to watch over the instances. Call on the asyncio thread."""
@@ -40,9 +40,13 @@ class LiveFrontend:
             self._watch = None
         await asyncio.to_thread(self._transport.close)
 
+    def leave(self) -> None:
+        """See ``server.Drains``."""
+        self._leaving = True
+
     def drain(self) -> None:
-        """Take no new requests; what was accepted is finished."""
-        self._draining = True
+        """See ``server.Drains``."""
+        self._leaving = self._draining = True
 
     async def _look_for_lost(self) -> None:
         while True:
@@ -74,11 +78,18 @@ class LiveFrontend:
         """See ``Frontend.cancel``."""
         self.loop.cancel(request_id, reason)
 
-    def ready(self) -> bool:
-        """See ``Frontend.ready``. While the layout changes, requests wait in the queue."""
+    def serves(self) -> bool:
+        """Whether there are instances. While the layout changes, requests wait in the queue."""
         status = self.loop.status()
-        serves = bool(status.instances) or status.changing or status.recovering
-        return serves and not self._draining
+        return bool(status.instances) or status.changing or status.recovering
+
+    def accepts(self) -> bool:
+        """See ``Frontend.accepts``."""
+        return self.serves() and not self._draining
+
+    def ready(self) -> bool:
+        """See ``Frontend.ready``."""
+        return self.serves() and not self._leaving
 
     def healthy(self) -> bool:
         """Whether losses are being looked for and no event failed to be handled."""

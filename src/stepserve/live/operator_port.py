@@ -21,8 +21,14 @@ def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
     """How an application is served, over TLS if there is a certificate."""
     certificate, key = config.ssl_certfile or None, config.ssl_keyfile or None
     return uvicorn.Config(
-        app, log_level="warning", log_config=None, ssl_certfile=certificate, ssl_keyfile=key
-    )  # without a configuration of its own, it logs as we do
+        app,
+        log_level="warning",
+        log_config=None,  # without a configuration of its own, it logs as we do
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        timeout_graceful_shutdown=1,  # whoever is left then was waited for
+        ws="none",
+    )
 
 
 class _Server(uvicorn.Server):

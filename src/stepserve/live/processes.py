@@ -130,14 +130,14 @@ class Parent:
         return 0 if self._served_ever and not self._failed else 1
 
     def _drain(self, number: int, _: object) -> None:
-        """Take nothing new, finish what was accepted; at once, if that is asked for again."""
-        if self._draining and number == signal.SIGINT:
-            self._failed = True
-        if not self._draining:
-            logger.info("draining: accepted requests are finished, nothing new is taken")
+        """Have the gateways end; a second signal ends all at once."""
+        self._failed |= self._draining
         self._draining = True
         for gateway in self._gateways:
-            gateway.terminate()
+            assert gateway.pid is not None, "it is started"
+            with contextlib.suppress(ProcessLookupError):
+                how = signal.SIGTERM if number == signal.SIGTERM else signal.SIGUSR1
+                os.kill(gateway.pid, how)
 
     def _start_gateway(self) -> None:
         self._gateways.append(_start("run_gateway", self._served, self._listener))

@@ -27,6 +27,9 @@ RETRY_S = 0.02
 """How long to wait before the next attempt to reach a scheduler."""
 
 GRACE_S = 5.0
+"""For so long without a scheduler all is well: the next one is on its way."""
+
+ACCEPTS_S = 30.0
 """For so long without a scheduler requests are still taken: the next one will have them."""
 
 
@@ -57,8 +60,9 @@ class RemoteFrontend:
         self._channel: Channel | None = None
         self._standing = Standing(False, True, 0, 0, 0.0, ControlReading())
         self._heard_s = time.monotonic()
-        self._draining = False
+        self._leaving = self._draining = False
         self._ended = asyncio.Event()
+        self.told = asyncio.Event()  # that the cluster serves, at least once
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -73,9 +77,13 @@ class RemoteFrontend:
         if self._channel is not None:
             self._channel.close()
 
+    def leave(self) -> None:
+        """See ``server.Drains``."""
+        self._leaving = True
+
     def drain(self) -> None:
-        """Take no new requests; what was accepted is finished."""
-        self._draining = True
+        """See ``server.Drains``."""
+        self._leaving = self._draining = True
 
     async def _keep_connected(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,6 +111,8 @@ class RemoteFrontend:
         for item in items:
             if isinstance(item, Standing):
                 self._standing = item
+                if item.serves:
+                    self.told.set()
                 continue
             request_id, update = item
             row = self._open.get(request_id)
@@ -147,9 +157,14 @@ class RemoteFrontend:
     def _silent_s(self) -> float:
         return time.monotonic() - self._heard_s
 
+    def accepts(self) -> bool:
+        """See ``Frontend.accepts``."""
+        serves = self._standing.serves and self._silent_s() < ACCEPTS_S
+        return serves and not self._draining
+
     def ready(self) -> bool:
         """See ``Frontend.ready``."""
-        return self._standing.serves and not self._draining and self._silent_s() < GRACE_S
+        return self._standing.serves and self._silent_s() < GRACE_S and not self._leaving
 
     def healthy(self) -> bool:
         """See ``Frontend.healthy``."""
