@@ -74,9 +74,10 @@ def run_gateway(served: Served, listener: socket.socket) -> None:
         _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
         frontend.start()
         try:
-            with contextlib.suppress(TimeoutError):  # who connects meanwhile waits, not refused
-                await asyncio.wait_for(frontend.told.wait(), TOLD_S)
-            await server.serve(sockets=[listener])
+            with server.capture_signals():
+                with contextlib.suppress(TimeoutError):  # who connects meanwhile waits
+                    await asyncio.wait_for(frontend.told.wait(), TOLD_S)
+                await server.serve(sockets=[listener])
         finally:
             await frontend.stop()
 
