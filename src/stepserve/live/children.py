@@ -224,12 +224,13 @@ class _Scheduler:
     async def _tell_parent(self) -> None:
         """Say when requests are served, or cannot be, and what the layout is."""
         loop = self._cluster.loop
-        while not self._cluster.frontend.ready():
+        while not (self._cluster.frontend.ready() and self._port.gateways):
             if not loop.ever_up and len(loop.lost_ids) >= len(self._served.config.degrees):
                 logger.error("no instance could be started")
                 self._say("failed")
                 return
             await asyncio.sleep(0.02)
+        self._port.tell()
         self._say("serving")
         while True:
             if loop.supervisor.layout != self._layout:

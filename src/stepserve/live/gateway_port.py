@@ -53,7 +53,7 @@ class GatewayPort:
         self._server = await loop.create_unix_server(
             lambda: Channel(self._take, self._lose), path, backlog=1024
         )
-        self._telling = loop.create_task(self._tell())
+        self._telling = loop.create_task(self._keep_telling())
 
     @property
     def gateways(self) -> int:
@@ -81,12 +81,16 @@ class GatewayPort:
         for channel in list(self._requests):
             channel.close()
 
-    async def _tell(self) -> None:
+    def tell(self) -> None:
+        """Tell all gateways of the cluster."""
+        if self._requests:
+            standing = self._standing()
+            for channel in self._requests:
+                channel.send(standing)
+
+    async def _keep_telling(self) -> None:
         while True:
-            if self._requests:
-                standing = self._standing()
-                for channel in self._requests:
-                    channel.send(standing)
+            self.tell()
             await asyncio.sleep(STANDING_S)
 
     def _take(self, channel: Channel, items: list[Any]) -> None:
