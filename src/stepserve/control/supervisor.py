@@ -26,9 +26,6 @@ from stepserve.core.request import FinishReason, Progress, Request
 
 from .global_scheduler import GlobalScheduler
 
-EPOCHS = 1 << 20
-"""More than a request is placed, with any scheduler."""
-
 _HEARD = {RequestArrived, RequestCancelled, InstanceUp, InstanceStopped, InstanceLost}
 
 
@@ -123,14 +120,11 @@ class Supervisor:
         up: Sequence[InstanceSpec],
         starting: Sequence[InstanceSpec],
     ) -> SchedulerStarted:
-        """The first event after ``number`` schedulers that died with their process.
-
-        What epochs they gave is not known: this one's are far beyond.
-        """
+        """The first event after ``number`` schedulers that died with their process."""
         self.restarts, self.layout = number, tuple(layout)
         self.up = {spec.id: spec for spec in up}
         self.starting = {spec.id: spec for spec in starting}
-        beyond = number * EPOCHS
+        beyond = number << 20  # what epochs they gave is not known
         self._open = {r.request.id: _Open(r.request, beyond) for r in requests}
         known = tuple(row._replace(epoch=beyond) for row in requests)
         return SchedulerStarted(number, self.layout, known, tuple(up), tuple(starting))

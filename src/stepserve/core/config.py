@@ -115,9 +115,6 @@ class ControlConfig:
         check(in_order, "control.infeasible", "preempt needs queue = deadline: it is an order")
 
 
-CLUSTERS = ("local", "threads", "ray")
-
-
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Everything ``stepserve serve`` can be told."""
@@ -189,7 +186,7 @@ class ServeConfig:
             check(getattr(self, name) > 0.0, name, "must be positive")
         check(self.drain_delay_s >= 0.0, "drain_delay_s", "must not be negative")
         kind, _, address = self.cluster.partition("://")
-        known = self.cluster in CLUSTERS or (kind == "ray" and address != "")
+        known = self.cluster in ("local", "threads", "ray") or (kind == "ray" and address != "")
         check(known, "cluster", "must be local, threads, ray, ray://auto or ray://HOST:PORT")
         one = self.gateways == 1 or self.cluster == "local"
         check(one, "gateways", "more than one needs --cluster local")
