@@ -124,6 +124,19 @@ async def test_what_takes_which_key(tmp_path, path, key, status):
         assert (await client.get(path)).status_code == status
 
 
+async def test_a_browser_asks_without_a_key_whether_it_may_call(tmp_path):
+    gateway = TenantGateway(tmp_path, cors_origins=("https://app.example",))
+    origin = {"origin": "https://app.example"}
+    asked = {"access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization"
+    async with gateway.http(None) as client:
+        reply = await client.options("/v1/completions", headers=origin | asked)
+        assert (reply.status_code, "access-control-allow-origin" in reply.headers) == (200, True)
+        reply = await client.post("/v1/completions", json={"prompt": "ab"}, headers=origin)
+        assert (reply.status_code, "access-control-allow-origin" in reply.headers) == (401, True)
+        assert (await client.head("/v1/models")).status_code == 401
+
+
 # -- what it may ask for
 
 

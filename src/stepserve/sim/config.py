@@ -159,10 +159,12 @@ class SLOClass:
     """Targets of a ``share`` of the requests, and what their quality is worth.
 
     The deadline is ``e2e_s``, or ``relative_deadline`` times ``setting.slo_multiple`` times
-    ``setting.base_s`` where a base is known.
+    ``setting.base_s`` where a base is known. ``tenant``: whose they are; tenants' weights are
+    ``control.tenant_weights`` of a system.
     """
 
     name: str = ""
+    tenant: str = ""
     share: float = 1.0
     weight: float = 1.0
     relative_deadline: float = 1.0

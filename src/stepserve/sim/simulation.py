@@ -27,6 +27,7 @@ from .experiment import Experiment
 from .faults import Faults
 from .instance import Learn, OnHandled, Timed, untimed
 from .record import RequestRecord
+from .tenants import with_tenants
 from .transfers import Transfers
 from .world import World
 
@@ -155,7 +156,7 @@ class Simulation(ABC):
             timed=timed,
             on_handled=on_handled,
         )
-        world.start(self.specs, self.requests)
+        world.start(self.specs, with_tenants(self.requests, self.experiment.slo))
         return world
 
 
