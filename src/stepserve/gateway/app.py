@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from stepserve import __version__
 from stepserve.core.config import ServeConfig
@@ -15,10 +16,16 @@ from stepserve.core.errors import FieldError
 from stepserve.core.frontend import Frontend
 from stepserve.gateway.authentication import Authentication
 from stepserve.gateway.contract import ModelCard, Observer
+from stepserve.gateway.direct import Direct
 from stepserve.gateway.errors import APIError, check_model, install_error_handlers, try_again
 from stepserve.gateway.messages import chat_size, chat_text
 from stepserve.gateway.middleware import BodyLimit, HeadAsGet, Patience, RequestIds
-from stepserve.gateway.schemas import DetokenizeRequest, TokenizeRequest
+from stepserve.gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from stepserve.gateway.serving import GenerationService
 from stepserve.gateway.tenants import Tenants
 from stepserve.gateway.tokenizer import TextTokenizer
@@ -76,9 +83,13 @@ def create_app(
     service = GenerationService(
         frontend, tokenizer, model, config, observer, threads, unix_time=unix_time, ping_s=ping_s
     )
-    app.add_api_route("/v1/completions", service.completions, methods=["POST"])
-    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
-
+    bodies: dict[str, Direct] = {
+        "/v1/completions": Direct(CompletionRequest, service.completions),
+        "/v1/chat/completions": Direct(ChatRequest, service.chat),
+    }
+    for path, endpoint in bodies.items():
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+        app.add_api_route(path, endpoint.call, methods=["POST"])  # for the API's page: not reached
     facts = _Facts(frontend, tokenizer, model, observer, threads, created=int(unix_time()))
     for path in ("/health", "/live", "/ping"):
         app.add_api_route(path, facts.health, methods=["GET"])

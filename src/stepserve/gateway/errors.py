@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -121,7 +121,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def validation_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _from_validation(error).response()
+        return from_validation(error.errors(), skipped=1).response()
 
     async def bug(request: Request, error: Exception) -> JSONResponse:
         request_id = request.scope.get(REQUEST_ID_KEY, "")
@@ -136,14 +136,18 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, bug)
 
 
-def _from_validation(error: RequestValidationError) -> APIError:
-    """400 instead of FastAPI's 422, naming the first field at fault."""
-    first = error.errors()[0]
+def from_validation(errors: Sequence[Mapping[str, Any]], skipped: int = 0) -> APIError:
+    """400, and not FastAPI's 422, naming the first field at fault.
+
+    ``skipped``: how many names of a path are not the body's.
+    """
+    first = errors[0]
     cause = first.get("ctx", {}).get("error")
     message = str(cause) if isinstance(cause, Exception) else str(first["msg"])
     if first["type"] == "json_invalid":
         return APIError(400, f"the body is not valid JSON: {cause or message}")
-    if len(first["loc"]) < 2:
+    path = first["loc"][skipped:]
+    if skipped and not path:
         return APIError(400, "the body must be a JSON object, sent as application/json")
-    param = ".".join(str(part) for part in first["loc"][1:]) or None
+    param = ".".join(str(part) for part in path) or None
     return APIError(400, f"{param}: {message}" if param else message, param=param)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -86,14 +87,15 @@ class Generation:
         self.choices = [Choice(sample, tokenizer) for sample in samples]
         self._frontend = frontend
         self._observer = observer
-        self._updates: asyncio.Queue[ChoiceUpdate] = asyncio.Queue()
+        self._updates: deque[ChoiceUpdate] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self._running = len(self.choices)
+        self._ended = ended
         self._watcher = asyncio.create_task(self._watch(receive))
         for choice in self.choices:
             reader = asyncio.create_task(self._read(choice))
             readers.add(reader)
             reader.add_done_callback(readers.discard)
-            reader.add_done_callback(lambda _, choice=choice: ended(choice))  # type: ignore[misc]
 
     @property
     def over(self) -> bool:
@@ -105,15 +107,34 @@ class Generation:
 
         Raises APIError when a sample failed: the request as a whole has then failed.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                update = await self._updates.get()
-        except TimeoutError:
+        if not self._updates:
+            loop = asyncio.get_running_loop()
+            self._waiter = waiter = loop.create_future()
+            timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, waiter)
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        return self.next_now()
+
+    def next_now(self) -> ChoiceUpdate | None:
+        """The next update if it is there. Raises as ``next``."""
+        if not self._updates:
             return None
+        update = self._updates.popleft()
         self._running -= update.ended
         if update.choice.failure is not None:
             raise update.choice.failure
         return update
+
+    def _put(self, update: ChoiceUpdate) -> None:
+        self._updates.append(update)
+        if update.ended:
+            self._ended(update.choice)
+        if self._waiter is not None:
+            _wake(self._waiter)
 
     def close(self) -> None:
         """Stop what is still running. Call once the reply is over, for whatever reason."""
@@ -138,7 +159,7 @@ class Generation:
     async def _read(self, choice: Choice) -> None:
         if choice.cancelled is not None:  # the client left before this task first ran
             choice.failure = _client_left()
-            self._updates.put_nowait(ChoiceUpdate(choice, Delta(), ended=True))
+            self._put(ChoiceUpdate(choice, Delta(), ended=True))
             return
         request = choice.sample.request
         self._observer.started(request)
@@ -165,7 +186,7 @@ class Generation:
             case RequestRejected():
                 choice.failure = rejected(update)
                 self._observer.rejected(choice.sample.request)
-                self._updates.put_nowait(ChoiceUpdate(choice, Delta(), ended=True))
+                self._put(ChoiceUpdate(choice, Delta(), ended=True))
 
     def _take_tokens(self, choice: Choice, update: TokensEmitted) -> None:
         delta = choice.text.feed(update.tokens)
@@ -177,7 +198,7 @@ class Generation:
         if isinstance(choice.text.stop_reason, str):
             # Only the gateway knows stop strings; other ends the frontend finds by itself.
             self._cancel(choice, FinishReason.STOP)
-        self._updates.put_nowait(ChoiceUpdate(choice, delta))
+        self._put(ChoiceUpdate(choice, delta))
 
     def _take_end(self, choice: Choice, end: RequestEnded) -> None:
         failed = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED)
@@ -194,7 +215,7 @@ class Generation:
         choice.report = end.report
         reason = choice.text.finish or end.reason
         self._observer.finished(choice.sample.request, reason, len(choice.text.tokens), end.report)
-        self._updates.put_nowait(ChoiceUpdate(choice, delta, ended=True))
+        self._put(ChoiceUpdate(choice, delta, ended=True))
 
     def _fail(
         self,
@@ -207,7 +228,7 @@ class Generation:
         self._observer.finished(
             choice.sample.request, reason, len(choice.text.tokens), report or RequestReport()
         )
-        self._updates.put_nowait(ChoiceUpdate(choice, Delta(), ended=True))
+        self._put(ChoiceUpdate(choice, Delta(), ended=True))
 
 
 def _unserved(request: Request, e2e_s: float) -> RequestReport:
@@ -223,3 +244,8 @@ def _unserved(request: Request, e2e_s: float) -> RequestReport:
 
 def _client_left() -> APIError:
     return APIError(499, "the client closed the connection")
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import uuid
+from math import inf
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -105,9 +106,11 @@ class Patience:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "a request is a task"
         until_s = loop.time() + self._body_s
-        whole = stalled = False
+        whole, stalled, sending_since_s = False, False, inf
+        timer: asyncio.TimerHandle
 
         async def timely() -> Message:
             nonlocal whole
@@ -123,17 +126,26 @@ class Patience:
             return event
 
         async def flowing(message: Message) -> None:
-            nonlocal stalled
-            try:
-                async with asyncio.timeout(self._stall_s):
-                    await send(message)
-            except TimeoutError:
-                stalled = True
-                raise
+            nonlocal sending_since_s
+            sending_since_s = loop.time()
+            await send(message)
+            sending_since_s = inf
 
+        def look() -> None:
+            """Now and then: a timer for each message would cost more than the message."""
+            nonlocal timer, stalled
+            if loop.time() - sending_since_s >= self._stall_s:
+                stalled = task.cancel()
+            else:
+                timer = loop.call_later(self._stall_s, look)
+
+        timer = loop.call_later(self._stall_s, look)
         try:
             await self._app(scope, timely, flowing)
         except BaseException:
             if not stalled:
                 raise
+            task.uncancel()
             _LOG.warning("%s: the client does not read", scope.get(REQUEST_ID_KEY, ""))
+        finally:
+            timer.cancel()

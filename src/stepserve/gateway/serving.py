@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
 from stepserve.core.config import ServeConfig
 from stepserve.core.frontend import Frontend
@@ -16,6 +16,7 @@ from stepserve.core.request import SLO
 from stepserve.gateway import accounting
 from stepserve.gateway.authentication import tenant_of
 from stepserve.gateway.contract import ModelCard, Observer
+from stepserve.gateway.direct import EventStream
 from stepserve.gateway.errors import REQUEST_ID_KEY, APIError, check_model, try_again
 from stepserve.gateway.fields import check_extra_fields, ignored_fields_header
 from stepserve.gateway.gate import Gate
@@ -137,9 +138,7 @@ class GenerationService:
             generation.close()
             raise
         events = self._events(reply, generation, first)
-        return StreamingResponse(
-            events, media_type="text/event-stream", headers={**headers, **_UNBUFFERED}
-        )
+        return EventStream(events, {**headers, **_UNBUFFERED})
 
     async def _events(
         self, reply: Reply, generation: Generation, first: ChoiceUpdate | None
@@ -147,19 +146,21 @@ class GenerationService:
         """Server-sent events; a failure is one event with the error, and the end."""
         choices = generation.choices
         try:
-            for chunk in reply.opening(choices):
-                yield _event(chunk)
+            text = "".join(map(_event, reply.opening(choices)))
             update = first
             while True:
-                if update is None:
-                    yield ": ping\n\n"
-                else:
-                    for chunk in reply.chunks(update, choices, last=generation.over):
-                        yield _event(chunk)
+                if update is not None:
+                    chunks = reply.chunks(update, choices, last=generation.over)
+                    text += "".join(map(_event, chunks))
                 if generation.over:
                     break
-                update = await generation.next(self._ping_s)
-            yield "data: [DONE]\n\n"
+                update = generation.next_now()
+                if update is None:  # all that was there goes out as one
+                    if text:
+                        yield text
+                    update = await generation.next(self._ping_s)
+                    text = ": ping\n\n" if update is None else ""
+            yield text + "data: [DONE]\n\n"
         except APIError as error:
             yield _event(error.body())
         except Exception:

@@ -4,8 +4,9 @@
 what they cannot: slack, service levels by class, and how denoising went.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -87,6 +88,7 @@ class PrometheusMetrics:
 
     def __init__(self, model: str, load: LoadGauges, page_tokens: int, pages: int) -> None:
         self._model = model
+        self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._registry = CollectorRegistry()
         self._install_load(load, page_tokens, pages)
         model_name, registry = "model_name", self._registry
@@ -121,8 +123,9 @@ class PrometheusMetrics:
         self._observe("stepserve:text_event_tokens", tokens, slo_class)
         self._observe("stepserve:text_event_gap_seconds", gap_s, slo_class)
         if gap_s is not None:
+            observe = self._child(self._histograms, "vllm:inter_token_latency_seconds").observe
             for _ in range(tokens):
-                self._observe("vllm:inter_token_latency_seconds", gap_s / tokens)
+                observe(gap_s / tokens)
 
     def rejected(self, request: Request) -> None:
         """A sample was refused at admission."""
@@ -154,12 +157,19 @@ class PrometheusMetrics:
         """All metrics, as text."""
         return generate_latest(self._registry)
 
+    def _child(self, of: Mapping[str, Any], name: str, *labels: str) -> Any:
+        """The series of some labels; looking it up costs more than counting does."""
+        child = self._children.get((name, labels))
+        if child is None:
+            child = self._children[name, labels] = of[name].labels(self._model, *labels)
+        return child
+
     def _count(self, name: str, amount: float, *labels: str) -> None:
-        self._counters[name].labels(self._model, *labels).inc(amount)
+        self._child(self._counters, name, *labels).inc(amount)
 
     def _observe(self, name: str, value: float | None, *labels: str) -> None:
         if value is not None:
-            self._histograms[name].labels(self._model, *labels).observe(value)
+            self._child(self._histograms, name, *labels).observe(value)
 
     def _end(self, request: Request, outcome: str) -> None:
         slo_class = request.slo.slo_class

@@ -25,6 +25,7 @@ class TenantMetrics:
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._model = model
         self._named: set[str] = set()
+        self._children: dict[tuple[str, ...], Counter] = {}
         labels = ("model_name", "tenant")
         self._counters = {
             name: Counter(name, text, (*labels, *more), registry=registry)
@@ -41,8 +42,12 @@ class TenantMetrics:
         return tenant
 
     def _count(self, name: str, tenant: str, amount: float, *labels: str) -> None:
-        counter = self._counters[f"stepserve:tenant_{name}"]
-        counter.labels(self._model, self._label(tenant), *labels).inc(amount)
+        key = (name, self._label(tenant), *labels)
+        child = self._children.get(key)
+        if child is None:
+            counter = self._counters[f"stepserve:tenant_{name}"]
+            child = self._children[key] = counter.labels(self._model, *key[1:])
+        child.inc(amount)
 
     def started(self, request: Request) -> None:
         """A sample was handed to the frontend."""
