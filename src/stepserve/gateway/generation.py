@@ -89,6 +89,8 @@ class Generation:
         self._observer = observer
         self._updates: deque[ChoiceUpdate] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._waits_since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._running = len(self.choices)
         self._ended = ended
         self._watcher = asyncio.create_task(self._watch(receive))
@@ -109,14 +111,13 @@ class Generation:
         """
         if not self._updates:
             loop = asyncio.get_running_loop()
-            self._waiter = waiter = loop.create_future()
-            timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, waiter)
+            self._waiter, self._waits_since_s = loop.create_future(), loop.time()
+            if timeout_s is not None and self._timer is None:
+                self._timer = loop.call_later(timeout_s, self._look, timeout_s)
             try:
-                await waiter
+                await self._waiter
             finally:
                 self._waiter = None
-                if timer is not None:
-                    timer.cancel()
         return self.next_now()
 
     def next_now(self) -> ChoiceUpdate | None:
@@ -129,6 +130,16 @@ class Generation:
             raise update.choice.failure
         return update
 
+    def _look(self, timeout_s: float) -> None:
+        """Wake who has waited for so long: one timer for all waits of a reply."""
+        loop, left_s = asyncio.get_running_loop(), timeout_s
+        if self._waiter is not None:
+            left_s = self._waits_since_s + timeout_s - loop.time()
+            if left_s <= 0.0:
+                _wake(self._waiter)
+                left_s = timeout_s
+        self._timer = loop.call_later(left_s, self._look, timeout_s)
+
     def _put(self, update: ChoiceUpdate) -> None:
         self._updates.append(update)
         if update.ended:
@@ -139,6 +150,8 @@ class Generation:
     def close(self) -> None:
         """Stop what is still running. Call once the reply is over, for whatever reason."""
         self._watcher.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._cancel_all()
 
     async def _watch(self, receive: Receive) -> None:

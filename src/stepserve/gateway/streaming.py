@@ -70,13 +70,25 @@ class ChoiceText:
 
     def feed(self, tokens: Sequence[SettledToken]) -> Delta:
         """Take the next settled tokens, in order. Those after the end are dropped."""
-        billed = len(self.tokens)
-        parts = []
-        for token in tokens:
+        billed, plain = len(self.tokens), self._plain(tokens)
+        self.tokens += tokens[:plain]
+        parts = [self._decoded(*[token.token_id for token in tokens[:plain]])] if plain else []
+        for token in tokens[plain:]:
             if self.finish is not None:
                 break
             parts.append(self._take(token))
         return self._show("".join(parts), tuple(self.tokens[billed:]))
+
+    def _plain(self, tokens: Sequence[SettledToken]) -> int:
+        """How many of the first tokens can neither end the text nor be held back."""
+        rules = self._rules
+        if rules.stops or self.finish is not None:
+            return 0
+        room = max(0, rules.max_tokens - 1 - len(self.tokens))
+        for index, token in enumerate(tokens[:room]):
+            if token.token_id in rules.eos_token_ids or token.token_id in rules.stop_token_ids:
+                return index
+        return min(room, len(tokens))
 
     def end(self, reason: FinishReason) -> Delta:
         """No token follows. ``reason`` counts only if no token has ended the text before."""
@@ -101,9 +113,9 @@ class ChoiceText:
             text += self._finish(FinishReason.LENGTH)
         return text
 
-    def _decoded(self, token_id: int) -> str:
-        """The whole characters that a token completes."""
-        text = self._utf8.decode(self._token_bytes(token_id))
+    def _decoded(self, *token_ids: int) -> str:
+        """The whole characters that tokens complete."""
+        text = self._utf8.decode(b"".join(map(self._token_bytes, token_ids)))
         if text and self._lead:
             text, whole = text.removeprefix(self._lead), text
             self._lead, self.left_out = "", len(whole) - len(text)
