@@ -1,7 +1,8 @@
-"""Instances as threads of this process: the embedded default, no services needed.
+"""Instances as threads of this process: for tests, and inside a process of an instance.
 
-PyTorch releases the interpreter lock inside its kernels, so instances run in parallel. A
-thread that raises, that is killed, or that is absurdly long at one thing is a lost instance.
+PyTorch releases the interpreter lock inside its kernels only. Small models spend most of their time
+outside, so two instances in one process slow each other down: serve with processes. A thread that
+raises, that is killed, or that is absurdly long at one thing is a lost instance.
 """
 
 import contextlib
