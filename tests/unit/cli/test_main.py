@@ -1,6 +1,9 @@
+import os
 import subprocess
 import sys
+import tempfile
 import types
+from pathlib import Path
 
 import pytest
 
@@ -105,11 +108,19 @@ def test_without_extras_every_command_has_its_help(tmp_path, name):
 
 
 def without(package, words, folder):
-    """The command where a package is not installed."""
-    code = f"import sys; sys.modules[{package!r}] = None; import runpy; "
-    code += "runpy.run_module('stepserve', run_name='__main__')"
-    call = [sys.executable, "-c", code, *words]
-    return subprocess.run(call, capture_output=True, text=True, cwd=folder, timeout=120)
+    """The command where a package is not installed, for all of its processes."""
+    fails = f"raise ModuleNotFoundError(\"No module named '{package}'\", name={package!r})\n"
+    with tempfile.TemporaryDirectory() as missing:
+        Path(missing, f"{package}.py").write_text(fails)
+        path = os.pathsep.join([missing, *filter(None, [os.environ.get("PYTHONPATH")])])
+        return subprocess.run(
+            [sys.executable, "-m", "stepserve", *words],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            timeout=120,
+            env=os.environ | {"PYTHONPATH": path},
+        )
 
 
 @pytest.mark.parametrize(
