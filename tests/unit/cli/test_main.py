@@ -80,7 +80,7 @@ def test_an_interrupt_is_quiet(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "package", "extra"),
     [
-        ("serve", "torch", "engine"),
+        ("serve --port 0", "torch", "engine"),
         ("profile", "torch", "engine"),
         ("fit bundled-model --out out", "torch", "engine"),
         ("fit step-log --out out/log.csv", "torch", "engine"),
