@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stepserve.core.bounds import bounds
 from stepserve.core.config import Choice, ControlConfig, ServeConfig, SLOClass
 from stepserve.families.assemble import FAMILIES
 from stepserve.families.registry import BUILT_IN, load
@@ -73,17 +74,21 @@ def documentation(cls: type[Any]) -> str:
     return re.sub(r"``(.+?)``", r"`\1`", "\n\n".join(inspect.cleandoc(text) for text in texts))
 
 
-def table(cls: type[Any]) -> Iterator[str]:
+def table(cls: Any) -> Iterator[str]:
     """The keys of a configuration class."""
     said, fields = comments(cls), dataclasses.fields(cls)
     if not fields:
         return
-    yield "| key | default | |" if said else "| key | default |"
-    yield "|---|---|---|" if said else "|---|---|"
+    limits = bounds(cls)
+    heads = ["key", "default", *["must be"] * bool(limits), *[""] * bool(said)]
+    yield f"| {' | '.join(heads)} |".replace("  ", " ")
+    yield f"|{'---|' * len(heads)}"
     for field in fields:
         default = getattr(cls(), field.name)
         by_family = "Choice" in str(field.type) and default is None
         cells = [f"`{field.name}`", "by family, see below" if by_family else shown(default)]
+        if limits:
+            cells.append(limits[field.name].text if field.name in limits else "")
         cells += [said.get(field.name, "")] if said else []
         yield f"| {' | '.join(cells)} |"
     yield ""

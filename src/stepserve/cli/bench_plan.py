@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from stepserve.cli.jobs import Job, bundled_jobs, text_jobs
-from stepserve.cli.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_numbers
-from stepserve.core.errors import FieldError
+from stepserve.cli.options import check_numbers, merged
+from stepserve.core.bounds import Count, NotNegative, Positive, Share, Whole, bounds
+from stepserve.core.errors import FieldError, check_known
 from stepserve.sim import workload
 from stepserve.sim.workload import Arrival, RateCurve
 
@@ -22,27 +23,6 @@ PRESETS = ("fixed", "deadline_fit")
 DEFAULT_REQUESTS = 100
 DEFAULT_RATE = 4.0
 """Requests per second: the bundled model is busy with it, and far from overloaded."""
-
-_NUMBERS = {
-    "rate": POSITIVE,
-    "requests": AT_LEAST_ONE,
-    "duration_s": POSITIVE,
-    "jitter_s": NOT_NEGATIVE,
-    "max_total_tokens": AT_LEAST_ONE,
-    "seed": NOT_NEGATIVE,
-    "warmup": NOT_NEGATIVE,
-    "timeout_s": POSITIVE,
-    "prompt_tokens": AT_LEAST_ONE,
-    "max_tokens": AT_LEAST_ONE,
-    "temperature": NOT_NEGATIVE,
-    "deadline_ms": POSITIVE,
-    "slo_multiple": POSITIVE,
-    "slo_per_token_ms": POSITIVE,
-    "tbt_ms": POSITIVE,
-    "base_requests": AT_LEAST_ONE,
-    "threshold": SHARE,
-    "min_threshold": SHARE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +37,37 @@ class BenchConfig:
     model: str | None = None
     endpoint: Literal["chat", "completions"] = "chat"
     arrivals: str = "poisson"
-    rate: float | None = None
-    requests: int | None = None
-    duration_s: float | None = None
+    rate: Positive | None = None
+    requests: Count | None = None
+    duration_s: Positive | None = None
     burst: tuple[float, float, float] | None = None
     rescale: Literal["resample", "stretch"] = "resample"
-    jitter_s: float = 0.0
-    max_total_tokens: int | None = None
-    seed: int = 0
-    warmup: int = 2
-    timeout_s: float = 600.0
+    jitter_s: NotNegative = 0.0
+    max_total_tokens: Count | None = None
+    seed: Whole = 0
+    warmup: Whole = 2
+    timeout_s: Positive = 600.0
     dataset: Literal["bundled", "random"] = "bundled"
-    prompt_tokens: int | None = None
+    prompt_tokens: Count | None = None
     long_prompts: tuple[float, int] | None = None
-    max_tokens: int | None = None
-    temperature: float = 0.0
+    max_tokens: Count | None = None
+    temperature: NotNegative = 0.0
     ignore_eos: bool = False
     body: Body | None = None
-    deadline_ms: float | None = None
-    slo_multiple: float | None = None
-    slo_per_token_ms: float | None = None
-    tbt_ms: float | None = None
-    base_requests: int = 8
+    deadline_ms: Positive | None = None
+    slo_multiple: Positive | None = None
+    slo_per_token_ms: Positive | None = None
+    tbt_ms: Positive | None = None
+    base_requests: Count = 8
     slo_mode: Literal["body", "none"] = "body"
     on_miss: str | None = None
-    threshold: float | None = None
-    min_threshold: float | None = None
+    threshold: Share | None = None
+    min_threshold: Share | None = None
     compare: Sequence[str] = ()
     variant: Sequence[tuple[str, Body]] = ()
 
     def __post_init__(self) -> None:
-        check_numbers(self, _NUMBERS)
+        check_numbers(self, bounds(BenchConfig))
         if self.burst is not None and not all(0.0 <= number < np.inf for number in self.burst):
             raise FieldError("--burst", "must be three numbers that are not negative")
         if self.rate is None and not self.arrivals.startswith("trace:"):
@@ -198,8 +178,7 @@ def _variants(config: BenchConfig) -> dict[str, Body]:
     floors = {"fixed": preferred, "deadline_fit": floor}
     variants: dict[str, Body] = {}
     for name in config.compare:
-        if name not in floors:
-            raise FieldError("--compare", f"unknown policy {name!r}; known: {', '.join(PRESETS)}")
+        check_known(name, PRESETS, "--compare")
         variants[name] = {
             "dlm": {"confidence_threshold": preferred, "min_confidence_threshold": floors[name]}
         }
@@ -238,17 +217,6 @@ def _common_fields(config: BenchConfig, job: Job) -> dict[str, Any]:
     if config.ignore_eos:
         fields["ignore_eos"] = True
     return merged(fields, config.body or {})
-
-
-def merged(body: Body, changes: Body) -> dict[str, Any]:
-    """``body`` with ``changes`` laid over it; nested objects are merged, the rest replaced."""
-    result = dict(body)
-    for key, value in changes.items():
-        old = result.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merged(old, value)
-        result[key] = value
-    return result
 
 
 def deadlines_s(

@@ -4,15 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepserve.cli.options import (
-    AT_LEAST_ONE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    check_folder,
-    check_numbers,
-    check_output,
-)
+from stepserve.cli.options import check_folder, check_numbers, check_output
+from stepserve.core.bounds import AT_LEAST_0, AT_LEAST_1, POSITIVE, SHARE
 
 if TYPE_CHECKING:
     from stepserve.cost.boosted_fit import Study
@@ -73,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def _bundled_model(args: argparse.Namespace) -> None:
     from stepserve.engine.bundled.train import Settings, train
 
-    check_numbers(args, {"minutes": POSITIVE, "processes": AT_LEAST_ONE, "seed": NOT_NEGATIVE})
+    check_numbers(args, {"minutes": POSITIVE, "processes": AT_LEAST_1, "seed": AT_LEAST_0})
     check_folder("--out", args.out)
     settings = Settings(
         out=args.out,
@@ -88,8 +81,8 @@ def _bundled_model(args: argparse.Namespace) -> None:
 def _step_log(args: argparse.Namespace) -> None:
     from stepserve.cli.step_logging import log_bundled
 
-    check_numbers(args, {"problems": AT_LEAST_ONE, "seed": NOT_NEGATIVE})
-    for name, rule in (("thresholds", SHARE), ("limits", AT_LEAST_ONE)):
+    check_numbers(args, {"problems": AT_LEAST_1, "seed": AT_LEAST_0})
+    for name, rule in (("thresholds", SHARE), ("limits", AT_LEAST_1)):
         for value in getattr(args, name):
             check_numbers(argparse.Namespace(**{name: value}), {name: rule})
     check_output("--out", args.out)
@@ -105,7 +98,7 @@ def _predictor(args: argparse.Namespace) -> None:
     from stepserve.cost.features import split, training_rows
     from stepserve.cost.step_log import read_step_logs
 
-    check_numbers(args, {"seed": NOT_NEGATIVE})
+    check_numbers(args, {"seed": AT_LEAST_0})
     path = args.out
     if path.is_dir() or not path.suffix:
         path = path / PREDICTOR_FILE

@@ -6,16 +6,15 @@ and ``run(args)``, which returns the exit status. What a user can put right is r
 """
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from stepserve import __version__
-from stepserve.core.errors import FieldError, StepserveError
+from stepserve.core.errors import FieldError, StepserveError, nearest
 
 COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible API, under latency deadlines",
@@ -77,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
         """See ``ArgumentParser``; nothing is left over, of a subcommand's arguments either."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            hint = _nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            hint = nearest(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
 
@@ -85,13 +84,8 @@ class _Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += _nearest(str(value), map(str, action.choices or ()))
+            error.message += nearest(str(value), map(str, action.choices or ()))
             raise
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 class _PrintCompletion(argparse.Action):

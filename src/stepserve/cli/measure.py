@@ -12,12 +12,12 @@ from stepserve.cli.bench_plan import (
     Plan,
     base_fields,
     deadlines_s,
-    merged,
     request_fields,
 )
 from stepserve.cli.client import OBJECTS, Client, Outcome, Reply
 from stepserve.cli.drive import Record, one_by_one, open_loop
 from stepserve.cli.jobs import Job
+from stepserve.cli.options import merged
 from stepserve.cli.report import Difference, Scored, Summary, summarise
 from stepserve.cli.watch import ServerSide, Watch
 from stepserve.core.errors import StepserveError

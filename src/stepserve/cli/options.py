@@ -3,24 +3,12 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from stepserve.core.bounds import Bound
 from stepserve.core.errors import FieldError
-
-
-class Rule(NamedTuple):
-    """What a finite number must be."""
-
-    text: str
-    holds: Callable[[float], bool]
-
-
-NOT_NEGATIVE = Rule("must not be negative", lambda number: number >= 0)
-AT_LEAST_ONE = Rule("must be at least 1", lambda number: number >= 1)
-POSITIVE = Rule("must be positive", lambda number: number > 0)
-SHARE = Rule("must be in (0, 1]", lambda number: 0 < number <= 1)
 
 
 def option(name: str) -> str:
@@ -28,16 +16,13 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_numbers(given: object, rules: Mapping[str, Rule]) -> None:
-    """Raises FieldError for an attribute of ``given`` that breaks its rule; ``None`` never does."""
-    for name, rule in rules.items():
+def check_numbers(given: object, bounds: Mapping[str, Bound]) -> None:
+    """Raises FieldError for an attribute of ``given`` that is not finite or out of its bound."""
+    for name, bound in bounds.items():
         value = getattr(given, name)
-        if value is None:
-            continue
-        if not math.isfinite(value):
+        if value is not None and not math.isfinite(value):
             raise FieldError(option(name), f"must be a finite number, not {value}")
-        if not rule.holds(value):
-            raise FieldError(option(name), rule.text)
+        bound.check(value, option(name))
 
 
 def check_output(name: str, path: Path | None) -> None:
@@ -57,6 +42,17 @@ def check_folder(name: str, folder: Path) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise FieldError(name, f"{folder} is no folder that can be written to")
+
+
+def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``table`` with ``changes`` laid over it; nested tables are merged, the rest replaced."""
+    result = dict(table)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        result[key] = value
+    return result
 
 
 def write_json(name: str, path: Path | None, content: Mapping[str, Any]) -> None:

@@ -7,15 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepserve.cli.options import (
-    AT_LEAST_ONE,
-    NOT_NEGATIVE,
-    check_numbers,
-    check_output,
-    option,
-    write_json,
-)
+from stepserve.cli.options import check_numbers, check_output, option, write_json
 from stepserve.control.plan_demand import HEADROOM
+from stepserve.core.bounds import AT_LEAST_0, AT_LEAST_1
 from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.plan import PlanProblem, Slot, WorkloadClass
@@ -27,10 +21,10 @@ TOKENS_PER_STEP = (3.02, 3.89, 4.77, 5.65, 6.58)
 PUBLISHED = "H100/llada-8b"
 NAMED_DEGREES = (1, 2, 4)
 _NUMBERS = {
-    "nodes": AT_LEAST_ONE,
-    "gpus": AT_LEAST_ONE,
-    "headroom": AT_LEAST_ONE,
-    "overhead_ms": NOT_NEGATIVE,
+    "nodes": AT_LEAST_1,
+    "gpus": AT_LEAST_1,
+    "headroom": AT_LEAST_1,
+    "overhead_ms": AT_LEAST_0,
 }
 TOLERANCE_S = 1e-6
 """The solver's; a latency within it of the SLO is in time."""

@@ -5,7 +5,8 @@ import contextlib
 import platform
 from pathlib import Path
 
-from stepserve.cli.options import AT_LEAST_ONE, check_numbers, check_output
+from stepserve.cli.options import check_numbers, check_output
+from stepserve.core.bounds import AT_LEAST_1
 from stepserve.core.config import Choice, ServeConfig
 from stepserve.core.model import ModelFacts
 from stepserve.core.protocols import Executor
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from stepserve.families.profiles import BATCH_PROFILE, lone_executor, machine
     from stepserve.live.instance_factory import make_engine
 
-    check_numbers(args, dict.fromkeys(("threads", "tp", "repeats"), AT_LEAST_ONE))
+    check_numbers(args, dict.fromkeys(("threads", "tp", "repeats"), AT_LEAST_1))
     check_output("--out", vars(args).get("out"))
     config = ServeConfig(
         model=args.model,

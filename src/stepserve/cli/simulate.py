@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from stepserve.cli.options import merged
 from stepserve.core.actions import Action
 from stepserve.core.errors import FieldError
 from stepserve.core.events import Event
@@ -22,7 +23,7 @@ from stepserve.live.event_log import EventLog
 from stepserve.live.recording import Handled
 from stepserve.sim.config import Setting
 from stepserve.sim.diffusion import MakeLoad, make_load, train_predictor
-from stepserve.sim.experiment import Experiment, changed, merged, read_experiments, read_table
+from stepserve.sim.experiment import Experiment, changed, read_experiments, read_table
 from stepserve.sim.instance import OnHandled
 from stepserve.sim.results import Row, make_folders, save
 from stepserve.sim.run import SIMULATIONS, Runner, results, run_experiments, timings

@@ -1,31 +1,35 @@
 """Configuration as frozen values, read from TOML tables. An unknown key is an error."""
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from stepserve.core.errors import FieldError, check
+from stepserve.core.bounds import (
+    Bounded,
+    Count,
+    NotNegative,
+    Positive,
+    Share,
+    Whole,
+    among,
+    ascends,
+    descends,
+)
+from stepserve.core.errors import FieldError, check, check_known, nearest
 from stepserve.core.request import CacheMode, RefreshScope
 
 
 @dataclass(frozen=True, slots=True)
-class SLOClass:
+class SLOClass(Bounded, path="slo_classes"):
     """Targets that fill what a request of the class leaves open. Without a value: no target."""
 
-    e2e_s: float | None = None  # from arrival to the last token: the deadline
-    ttft_s: float | None = None  # until the first token
-    tpot_s: float | None = None  # mean time per token after the first
-    weight: float = 1.0  # also the most that a request of the class may ask for
-    tbt_s: float | None = None  # each gap between two tokens
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a target or weight that is not positive."""
-        for name in ("e2e_s", "ttft_s", "tpot_s", "weight", "tbt_s"):
-            value = getattr(self, name)
-            check(value is None or value > 0.0, f"slo_classes.{name}", "must be positive")
+    e2e_s: Positive | None = None  # from arrival to the last token: the deadline
+    ttft_s: Positive | None = None  # until the first token
+    tpot_s: Positive | None = None  # mean time per token after the first
+    weight: Positive = 1.0  # also the most that a request of the class may ask for
+    tbt_s: Positive | None = None  # each gap between two tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlConfig:
+class ControlConfig(Bounded, path="control"):
     """Policies, each with options of its own, and the numbers that are everybody's."""
 
     placement: Choice | None = None  # where a request goes
@@ -67,19 +71,19 @@ class ControlConfig:
     tenant_order: str = "fair"  # of tenants: by machine time and weight; or together: one queue
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # shares; 1 of others
     infeasible: str = "lowest_threshold"  # of deadlines; or preempt: give up the place
-    thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)  # candidates
-    margin: float = 0.9  # share of a deadline that is planned against (DiLaServe B1: 0.9)
-    queue_limit: int = 256  # most waiting requests; more are refused
-    admitted_limit: int = 0  # most requests placed at once (DiLaServe B1); 0: any number
-    running_tokens: int = 0  # most full-length tokens on an instance (DiLaServe B7); 0: any number
-    predict_every_tokens: int | None = None  # settled between forecasts: 8 (diffusion), 64
-    caps_every_s: float = 1.0  # least time between two updates of the threshold caps
-    report_every_s: float = 0.25  # how often an instance reports on its running requests
-    plan_every_s: float = 300.0  # how often the layout is planned, on the arrivals of that long
+    thresholds: tuple[Share, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)  # candidates
+    margin: Share = 0.9  # share of a deadline that is planned against (DiLaServe B1: 0.9)
+    queue_limit: Count = 256  # most waiting requests; more are refused
+    admitted_limit: Whole = 0  # most requests placed at once (DiLaServe B1); 0: any number
+    running_tokens: Whole = 0  # most full-length tokens on an instance (DiLaServe B7); 0: any
+    predict_every_tokens: Count | None = None  # settled between forecasts: 8 (diffusion), 64
+    caps_every_s: NotNegative = 1.0  # least time between two updates of the threshold caps
+    report_every_s: NotNegative = 0.25  # how often an instance reports on its running requests
+    plan_every_s: Positive = 300.0  # how often the layout is planned, on the arrivals of that long
     tp_degrees: tuple[int, ...] = (1, 2, 4)  # that the planner and the operator may form
-    tbt_s: float = 0.1  # autoregressive: target between two tokens where the request has none
-    chunk_tokens: int = 2048  # autoregressive: most prefill in one batch
-    push_pages: int = 8  # autoregressive: sent together before the cut; 0: all at the cut
+    tbt_s: Positive = 0.1  # autoregressive: target between two tokens where the request has none
+    chunk_tokens: Count = 2048  # autoregressive: most prefill in one batch
+    push_pages: Whole = 8  # autoregressive: sent together before the cut; 0: all at the cut
 
     @property
     def plans(self) -> bool:
@@ -88,35 +92,21 @@ class ControlConfig:
 
     def __post_init__(self) -> None:
         """Raises FieldError naming the value that makes no sense."""
-        for name in ("queue_limit", "predict_every_tokens", "chunk_tokens"):
-            value = getattr(self, name)
-            check(value is None or value >= 1, f"control.{name}", "must be at least 1")
-        for name in ("admitted_limit", "running_tokens", "report_every_s", "caps_every_s"):
-            check(getattr(self, name) >= 0, f"control.{name}", "must not be negative")
-        check(self.push_pages >= 0, "control.push_pages", "must not be negative")
-        for name in ("plan_every_s", "tbt_s"):
-            check(getattr(self, name) > 0.0, f"control.{name}", "must be positive")
-        check(0.0 < self.margin <= 1.0, "control.margin", "must be in (0, 1]")
-        grid = list(self.thresholds)
-        descends = bool(grid) and grid == sorted(set(grid), reverse=True)
-        check(descends, "control.thresholds", "must descend, at least one")
-        within = all(0.0 < threshold <= 1.0 for threshold in grid)
-        check(within, "control.thresholds", "must be in (0, 1]")
-        degrees = list(self.tp_degrees)
-        ascends = bool(degrees) and degrees == sorted(set(degrees)) and degrees[0] >= 1
-        check(ascends, "control.tp_degrees", "must ascend from at least 1")
-        known = {"queue": ("deadline", "fcfs", "fcfs_drop"), "tenant_order": ("fair", "together")}
-        for name, words in {**known, "infeasible": ("lowest_threshold", "preempt")}.items():
-            ok, which = getattr(self, name) in words, ", ".join(words)
-            check(ok, f"control.{name}", f"must be one of {which}")
+        Bounded.__post_init__(self)
+        check(descends(self.thresholds), "control.thresholds", "must descend, at least one")
+        ascend = ascends(self.tp_degrees) and self.tp_degrees[0] >= 1
+        check(ascend, "control.tp_degrees", "must ascend from at least 1")
+        check_known(self.queue, ("deadline", "fcfs", "fcfs_drop"), "control.queue")
+        check_known(self.tenant_order, ("fair", "together"), "control.tenant_order")
         for name, weight in self.tenant_weights.items():
             check(0.0 < weight < 1e9, f"control.tenant_weights.{name}", "must be positive")
+        check_known(self.infeasible, ("lowest_threshold", "preempt"), "control.infeasible")
         in_order = self.infeasible != "preempt" or self.queue == "deadline"
         check(in_order, "control.infeasible", "preempt needs queue = deadline: it is an order")
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConfig:
+class ServeConfig(Bounded):
     """Everything ``stepserve serve`` can be told."""
 
     model: str = "bundled"  # bundled, the folder of a checkpoint, or its name on the hub
@@ -124,15 +114,15 @@ class ServeConfig:
     served_model_name: str = ""  # what clients call it; default: the model's own name
     host: str = "127.0.0.1"
     port: int = 8000
-    gateways: int = 1  # processes that speak HTTP, on the one port
+    gateways: Count = 1  # processes that speak HTTP, on the one port
     ssl_certfile: str = ""  # PEM; with it, TLS is spoken
     ssl_keyfile: str = ""  # PEM of its private key, if not in the same file
     tenants: str = ""  # file of API keys, limits and weights; without it everybody is let in
-    instances: int = 2
+    instances: Count = 2
     layout: str = ""  # tensor-parallel degrees at the start, such as 2,1, in place of instances
     cluster: str = "local"  # where instances live: local (processes of this machine), threads
     # (of the one process that then does all), ray, ray://auto or ray://HOST:PORT
-    threads_per_instance: int = 0  # CPU threads per share of an instance; 0: the cores evenly
+    threads_per_instance: Whole = 0  # CPU threads per share of an instance; 0: the cores evenly
     device: str = "cpu"
     dtype: str = "float32"
     profile: str = ""  # step-time table; default: the one in the model's folder
@@ -140,16 +130,16 @@ class ServeConfig:
     predictor: Choice = field(default_factory=lambda: Choice("auto"))  # of steps; auto: the best
     events: str = ""  # file for the event log; none by default
     log_steps: str = ""  # file for the step log; none by default
-    cache_mode: str = "dual"  # what a request's `dlm.cache: auto` means
-    refresh_scope: str = "full"  # what `dlm.refresh_scope: auto` means with a cache
-    max_running_requests: int = 32  # most requests that one instance steps at a time
-    kv_pages: int = 4096  # of each instance, times its degree
-    page_tokens: int = 16  # positions in a page
-    hang_s: float = 60.0  # an instance busy with one thing for longer is given up
-    drain_delay_s: float = 5.0  # after SIGTERM: not ready, but requests are still taken
-    drain_s: float = 120.0  # then: how long accepted requests may take before they are broken off
-    body_s: float = 30.0  # how long a request's body may take to come
-    stall_s: float = 60.0  # a client that does not read its answer for longer is cut off
+    cache_mode: Annotated[str, among(CacheMode)] = "dual"  # what `dlm.cache: auto` means
+    refresh_scope: Annotated[str, among(RefreshScope)] = "full"  # what `auto` means, with a cache
+    max_running_requests: Count = 32  # most requests that one instance steps at a time
+    kv_pages: Count = 4096  # of each instance, times its degree
+    page_tokens: Count = 16  # positions in a page
+    hang_s: Positive = 60.0  # an instance busy with one thing for longer is given up
+    drain_delay_s: NotNegative = 5.0  # after SIGTERM: not ready, but requests are still taken
+    drain_s: Positive = 120.0  # then: how long accepted requests may take before they are cut off
+    body_s: Positive = 30.0  # how long a request's body may take to come
+    stall_s: Positive = 60.0  # a client that does not read its answer for longer is cut off
     operator_api: bool = False  # serve /cluster: the cluster's state, and changes of the layout
     operator_port: int = 0  # of /cluster alone; 0: the one after the clients' port
     operator_host: str = "127.0.0.1"
@@ -175,27 +165,18 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         """Raises FieldError naming the value that makes no sense."""
+        Bounded.__post_init__(self)
         words = [word.strip() for word in self.layout.split(",")]
         ok = not self.layout or all(word.isdecimal() and int(word) for word in words)
         check(ok, "layout", f"{self.layout!r} is not a list of degrees, such as 2,1")
-        for name in ("gateways", "instances", "max_running_requests", "kv_pages", "page_tokens"):
-            check(getattr(self, name) >= 1, name, "must be at least 1")
-        check(self.threads_per_instance >= 0, "threads_per_instance", "must not be negative")
         check(0 <= self.port < 65536, "port", "must be in 0 .. 65535")
-        for name in ("hang_s", "drain_s", "body_s", "stall_s"):
-            check(getattr(self, name) > 0.0, name, "must be positive")
-        check(self.drain_delay_s >= 0.0, "drain_delay_s", "must not be negative")
         kind, _, address = self.cluster.partition("://")
         known = self.cluster in ("local", "threads", "ray") or (kind == "ray" and address != "")
         check(known, "cluster", "must be local, threads, ray, ray://auto or ray://HOST:PORT")
         one = self.gateways == 1 or self.cluster == "local"
         check(one, "gateways", "more than one needs --cluster local")
-        modes: dict[str, list[str]] = {"cache_mode": [*CacheMode], "refresh_scope": [*RefreshScope]}
-        for name, known_words in {**modes, "log_format": ["text", "json"]}.items():
-            which = ", ".join(known_words)
-            check(getattr(self, name) in known_words, name, f"must be one of {which}")
-        classes = ", ".join(self.slo_classes)
-        check(self.default_slo_class in self.slo_classes, "default_slo_class", f"not in {classes}")
+        check_known(self.log_format, ("text", "json"), "log_format")
+        check_known(self.default_slo_class, self.slo_classes, "default_slo_class")
 
 
 T = TypeVar("T")
@@ -213,9 +194,8 @@ def from_table(cls: type[T], table: Mapping[str, Any], path: str = "", base: T |
     for key, value in table.items():
         dotted = f"{path}.{key}" if path else key
         if key not in specs:
-            close = difflib.get_close_matches(key, specs, 1)
-            meant = f" (did you mean {close[0]!r}?)" if close else ""
-            raise FieldError(dotted, f"unknown key{meant}; known: {', '.join(sorted(specs))}")
+            what = f"unknown key{nearest(key, specs)}; known: {', '.join(sorted(specs))}"
+            raise FieldError(dotted, what)
         present = values[key] if key in values else _default(specs[key])
         values[key] = _convert(value, hints[key], present, dotted)
     return cls(**values)

@@ -1,5 +1,7 @@
 """Errors that a caller can act on. Each names the field or the resource at fault."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -26,11 +28,18 @@ def check(holds: bool, field: str, message: str) -> None:
         raise FieldError(field, message)
 
 
-def check_share(options: object, *names: str) -> None:
-    """Raises FieldError for an attribute that is no share: neither in (0, 1] nor ``None``."""
-    for name in names:
-        share = getattr(options, name)
-        check(share is None or 0.0 < share <= 1.0, name, "must be in (0, 1]")
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A question that names the known word nearest to a wrong one, if one is near."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def check_known(word: Any, known: Iterable[str], field: str, more: str = "") -> None:
+    """Raises FieldError for a word that is none of the known ones, nor any ``more`` of them."""
+    known = list(known)
+    if word not in known:
+        hint = nearest(str(word), known)
+        raise FieldError(field, f"unknown {word!r}{hint}; known: {', '.join(known)}{more}")
 
 
 class EventError(StepserveError):

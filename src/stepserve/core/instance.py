@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepserve.core.errors import check
+from stepserve.core.bounds import Bounded, NotNegative, Positive
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.plan import Slot
@@ -28,18 +28,12 @@ class InstanceSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Link(Bounded, path="link"):
     """What it takes to copy keys and values from one instance to another."""
 
-    bytes_per_token: float
-    bytes_per_s: float
-    rtt_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a link that carries nothing, or takes negative time."""
-        check(self.bytes_per_s > 0.0, "link.bytes_per_s", "must be positive")
-        for name in ("bytes_per_token", "rtt_s"):
-            check(getattr(self, name) >= 0.0, f"link.{name}", "must not be negative")
+    bytes_per_token: NotNegative
+    bytes_per_s: Positive
+    rtt_s: NotNegative = 0.0
 
     def seconds(self, tokens: int) -> float:
         """Seconds over an idle link; 0 for no tokens."""

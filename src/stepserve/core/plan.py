@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepserve.core.errors import FieldError
+from stepserve.core.bounds import Bounded, Count, FinitePositive, Whole, ascends, descends
+from stepserve.core.errors import check
 from stepserve.core.request import CacheMode
 
 BATCH_SIZES = (32, 64, 128, 160, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -27,10 +28,9 @@ class Slot:
 
     def __post_init__(self) -> None:
         """Raises FieldError for a slot without GPUs, or with indices that do not ascend."""
-        if self.node < 0:
-            raise FieldError("slot.node", "must not be negative")
-        if not self.gpus or list(self.gpus) != sorted(set(self.gpus)) or self.gpus[0] < 0:
-            raise FieldError("slot.gpus", "must be ascending indices, at least one")
+        check(self.node >= 0, "slot.node", "must not be negative")
+        ascend = ascends(self.gpus) and self.gpus[0] >= 0
+        check(ascend, "slot.gpus", "must be ascending indices, at least one")
 
     @property
     def tp_degree(self) -> int:
@@ -43,21 +43,13 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadClass:
+class WorkloadClass(Bounded):
     """Requests of similar lengths that arrive at ``rate_per_s``, headroom included."""
 
-    prompt_tokens: int
-    output_tokens: int
-    slo_s: float
-    rate_per_s: float
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a length, deadline or rate that makes no sense."""
-        _check(self.prompt_tokens >= 0, "prompt_tokens", "must not be negative")
-        _check(self.output_tokens >= 1, "output_tokens", "must be at least 1")
-        for name in ("slo_s", "rate_per_s"):
-            value = getattr(self, name)
-            _check(value > 0.0 and math.isfinite(value), name, "must be positive and finite")
+    prompt_tokens: Whole
+    output_tokens: Count
+    slo_s: FinitePositive
+    rate_per_s: FinitePositive
 
     @property
     def full_tokens(self) -> int:
@@ -66,7 +58,7 @@ class WorkloadClass:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanProblem:
+class PlanProblem(Bounded):
     """What the planner is asked.
 
     ``gpus_per_node``: one entry per node. ``classes``: at least one; without arrivals there is
@@ -81,46 +73,46 @@ class PlanProblem:
     thresholds: tuple[float, ...]
     tokens_per_step: tuple[float, ...]
     step_s: Mapping[int, tuple[tuple[int, float], ...]]
-    block_tokens: int = 32
+    block_tokens: Count = 32
     cache_mode: CacheMode = CacheMode.DUAL
     present: tuple[Slot, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises FieldError naming what does not fit together."""
+        Bounded.__post_init__(self)
         self._check_cluster()
-        _check(len(self.classes) >= 1, "classes", "at least one is needed")
-        _check(self.block_tokens >= 1, "block_tokens", "must be at least 1")
-        grid = list(self.thresholds)
-        descends = bool(grid) and grid == sorted(set(grid), reverse=True)
-        _check(descends and grid[-1] > 0.0 and grid[0] <= 1.0, "thresholds", "must descend in 0..1")
+        check(len(self.classes) >= 1, "classes", "at least one is needed")
+        grid = self.thresholds
+        within = descends(grid) and grid[-1] > 0.0 and grid[0] <= 1.0
+        check(within, "thresholds", "must descend in 0..1")
         yields = self.tokens_per_step
-        _check(len(yields) == len(grid), "tokens_per_step", "needs one entry per threshold")
-        _check(all(t > 0.0 for t in yields), "tokens_per_step", "must be positive")
+        check(len(yields) == len(grid), "tokens_per_step", "needs one entry per threshold")
+        check(all(t > 0.0 for t in yields), "tokens_per_step", "must be positive")
         longest = max(c.full_tokens for c in self.classes)
         for degree in self.tp_degrees:
             table = self.step_s.get(degree, ())
             name = f"step_s[{degree}]"
             sizes = [tokens for tokens, _ in table]
-            _check(bool(sizes), name, "is missing or empty")
-            _check(sizes == sorted(set(sizes)) and sizes[0] >= 1, name, "sizes must ascend from 1")
-            _check(all(0.0 < s < math.inf for _, s in table), name, "seconds must be positive")
-            _check(sizes[-1] >= longest, name, f"ends below the longest request ({longest} tokens)")
+            check(bool(sizes), name, "is missing or empty")
+            check(ascends(sizes) and sizes[0] >= 1, name, "sizes must ascend from 1")
+            check(all(0.0 < s < math.inf for _, s in table), name, "seconds must be positive")
+            check(sizes[-1] >= longest, name, f"ends below the longest request ({longest} tokens)")
 
     def _check_cluster(self) -> None:
-        _check(len(self.gpus_per_node) >= 1, "gpus_per_node", "at least one node is needed")
+        check(len(self.gpus_per_node) >= 1, "gpus_per_node", "at least one node is needed")
         degrees = self.tp_degrees
-        ascend = bool(degrees) and list(degrees) == sorted(set(degrees)) and degrees[0] >= 1
-        _check(ascend, "tp_degrees", "must ascend from at least 1")
+        ascend = ascends(degrees) and degrees[0] >= 1
+        check(ascend, "tp_degrees", "must ascend from at least 1")
         for gpus in set(self.gpus_per_node):
             tiled = gpus >= 1 and _tiles(gpus, degrees)
-            _check(tiled, "tp_degrees", f"instances cannot use all of a node's {gpus} GPUs")
+            check(tiled, "tp_degrees", f"instances cannot use all of a node's {gpus} GPUs")
         taken = [(slot.node, gpu) for slot in self.present for gpu in slot.gpus]
-        _check(len(taken) == len(set(taken)), "present", "two instances share a GPU")
+        check(len(taken) == len(set(taken)), "present", "two instances share a GPU")
         for slot in self.present:
-            _check(slot.tp_degree in degrees, "present", f"TP degree {slot.tp_degree} is not known")
+            check(slot.tp_degree in degrees, "present", f"TP degree {slot.tp_degree} is not known")
             inside = slot.node < len(self.gpus_per_node)
             inside = inside and slot.gpus[-1] < self.gpus_per_node[slot.node]
-            _check(inside, "present", f"{slot} is outside the cluster")
+            check(inside, "present", f"{slot} is outside the cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +171,3 @@ def _tiles(gpus: int, degrees: tuple[int, ...]) -> bool:
         if total - degree in sums:
             sums.add(total)
     return gpus in sums
-
-
-def _check(holds: bool, field: str, message: str) -> None:
-    if not holds:
-        raise FieldError(field, message)

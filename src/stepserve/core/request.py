@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from stepserve.core.bounds import Bounded, Count, Positive
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 
@@ -71,7 +72,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SLO:
+class SLO(Bounded, path="slo"):
     """Latency targets in seconds from arrival; ``None`` means no target.
 
     ``tpot_s`` is amortised: (last - first committed text) / (tokens - tokens in the first
@@ -86,14 +87,10 @@ class SLO:
     ttft_s: float | None = None
     tpot_s: float | None = None
     on_miss: OnMiss = OnMiss.DEGRADE
-    weight: float = 1.0
+    weight: Positive = 1.0
     tbt_s: float | None = None
     least_tbt_s: float = 0.0
     fixed_deadline: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.weight > 0.0:
-            raise FieldError("slo.weight", "must be positive")
 
     @property
     def pinned(self) -> bool:
@@ -138,7 +135,7 @@ class ThresholdBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffusionOptions:
+class DiffusionOptions(Bounded, path="dlm"):
     """How a diffusion request is denoised.
 
     ``refresh_blocks``: with a cache, recompute at the start of every n-th block;
@@ -148,21 +145,17 @@ class DiffusionOptions:
     """
 
     thresholds: ThresholdBounds = ThresholdBounds()
-    block_tokens: int = 32
+    block_tokens: Count = 32
     cache_mode: CacheMode = CacheMode.DUAL
-    refresh_blocks: int = 1
+    refresh_blocks: Count = 1
     refresh_scope: RefreshScope = RefreshScope.FULL
-    max_steps_per_block: int | None = None
-    max_forwards: int | None = None
-    expected_output_tokens: int | None = None
+    max_steps_per_block: Count | None = None
+    max_forwards: Count | None = None
+    expected_output_tokens: Count | None = None
 
     def __post_init__(self) -> None:
         """Raises FieldError for a count below 1, or an output scope without a cache."""
-        names = ("block_tokens", "refresh_blocks", "max_steps_per_block", "max_forwards")
-        for name in (*names, "expected_output_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise FieldError(f"dlm.{name}", "must be at least 1")
+        Bounded.__post_init__(self)
         if self.cache_mode.exact and self.refresh_scope is RefreshScope.OUTPUT:
             raise FieldError("dlm.refresh_scope", "output needs dlm.cache to be approximate")
 

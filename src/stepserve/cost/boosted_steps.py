@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stepserve.core.errors import FieldError, StepserveError, check
+from stepserve.core.bounds import Bounded, Chance
+from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import RequestId
 from stepserve.core.request import Family, Progress, Request
@@ -229,17 +230,13 @@ class BoostedSteps:
     family = Family.DIFFUSION
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``healing_rate``: how fast a running correction follows the requests that finish.
 
         0 for none, which is the published predictor.
         """
 
-        healing_rate: float = 0.02
-
-        def __post_init__(self) -> None:
-            """Raises FieldError for a rate that makes no sense."""
-            check(0.0 <= self.healing_rate <= 1.0, "healing_rate", "must be in 0 .. 1")
+        healing_rate: Chance = 0.02
 
     def __init__(self, options: Options, parts: ForecastParts) -> None:
         """Raises FieldError where nothing was trained."""

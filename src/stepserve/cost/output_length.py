@@ -16,9 +16,10 @@ below its ``min_output_tokens``. No margin is added: that is the placement's. De
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from stepserve.core.bounds import AT_LEAST_1, Bounded
 from stepserve.core.config import NoOptions
-from stepserve.core.errors import check
 from stepserve.core.forecast import StepForecast
 from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.step import Step, StepOutcome
@@ -81,14 +82,10 @@ class ClassMean:
     family = Family.AUTOREGRESSIVE
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``output_tokens``: expected before any request has ended."""
 
-        output_tokens: float = 256.0
-
-        def __post_init__(self) -> None:
-            """Raises FieldError below 1."""
-            check(self.output_tokens >= 1.0, "output_tokens", "must be at least 1")
+        output_tokens: Annotated[float, AT_LEAST_1] = 256.0
 
     def __init__(self, options: Options, parts: ForecastParts) -> None:
         self._all = _Lengths(options.output_tokens, 1.0)

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepserve.core.errors import FieldError, check
+from stepserve.core.bounds import Bounded, Count, NotNegative, Positive, Share
+from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec, Work
 from stepserve.core.protocols import Parts
 from stepserve.core.step import Mix
@@ -69,20 +70,13 @@ class _Segments:
     """What both definitions share: the budget of a batch, TBT, transfer, and what is kept."""
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """What batches look like. Give the values that the batching policy has."""
 
-        tbt_s: float | None = None  # target of a batch, else control.tbt_s; inf for static_chunk
-        safety: float = 0.95  # see tbt_budget
-        overhead_s: float = 0.001  # see tbt_budget
-        least_chunk_tokens: int = 64  # see tbt_budget
-
-        def __post_init__(self) -> None:
-            """Raises FieldError naming the number that makes no sense."""
-            check(self.tbt_s is None or self.tbt_s > 0.0, "tbt_s", "must be positive")
-            check(0.0 < self.safety <= 1.0, "safety", "must be in (0, 1]")
-            check(self.overhead_s >= 0.0, "overhead_s", "must not be negative")
-            check(self.least_chunk_tokens >= 1, "least_chunk_tokens", "must be at least 1")
+        tbt_s: Positive | None = None  # target of a batch, else control.tbt_s; inf for static_chunk
+        safety: Share = 0.95  # see tbt_budget
+        overhead_s: NotNegative = 0.001  # see tbt_budget
+        least_chunk_tokens: Count = 64  # see tbt_budget
 
     def __init__(self, options: Options, parts: Parts) -> None:
         """Raises FieldError where keys and values have no link to be copied over."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepserve.core.bounds import Bounded, FiniteNotNegative, ascends
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.step import Mix
@@ -27,7 +28,7 @@ LOG_LIMIT = math.log(8.0)
 
 
 @dataclass(frozen=True, slots=True)
-class StepProfile:
+class StepProfile(Bounded, path="profile"):
     """Measured seconds per batch size; sizes ascend. ``source`` says where it was measured.
 
     ``host_s`` and ``host_row_s``: seconds outside the table, per step and per row beyond the
@@ -37,21 +38,18 @@ class StepProfile:
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
     source: str
-    host_s: float = 0.0
-    host_row_s: float = 0.0
+    host_s: FiniteNotNegative = 0.0
+    host_row_s: FiniteNotNegative = 0.0
 
     def __post_init__(self) -> None:
         """Raises FieldError for an empty, unsorted or non-positive table."""
+        Bounded.__post_init__(self)
         if not self.sizes or len(self.sizes) != len(self.seconds):
             raise FieldError("profile.sizes", "needs one entry in seconds per size, at least one")
-        if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
+        if not ascends(self.sizes) or self.sizes[0] < 1:
             raise FieldError("profile.sizes", "must ascend from at least 1")
         if not all(s > 0 and math.isfinite(s) for s in self.seconds):
             raise FieldError("profile.seconds", "must be positive and finite")
-        for name in ("host_s", "host_row_s"):
-            value = getattr(self, name)
-            if not 0.0 <= value < math.inf:
-                raise FieldError(f"profile.{name}", "must be finite and not negative")
 
     @classmethod
     def load(cls, path: Path) -> "StepProfile":

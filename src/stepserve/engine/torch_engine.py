@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from stepserve.core.config import NoOptions, ServeConfig
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check_known
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.model import ModelFacts
 from stepserve.core.request import Family
@@ -43,8 +43,7 @@ class TorchEngine:
         Raises FieldError for a device or dtype that does not exist, and for a checkpoint that
         cannot be served: names and shapes of its tensors are compared, none is read.
         """
-        if config.dtype not in DTYPES:
-            raise FieldError("dtype", f"unknown {config.dtype!r}; known: {', '.join(DTYPES)}")
+        check_known(config.dtype, DTYPES, "dtype")
         self._config, self._dtype = config, DTYPES[config.dtype]
         self._device = _device(config.device)
         self._folder = model_folder(config.model)

@@ -7,14 +7,13 @@ constructor ``(options, parts)``; modules are imported when one of their classes
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
 from stepserve.core.config import Choice, from_table
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check_known
 from stepserve.core.request import Family
 
 NOTHING = ""
@@ -131,11 +130,7 @@ def _known(kind: str, name: str, field: str) -> str:
     if name in built_in:  # looking for entry points takes milliseconds
         return built_in[name]
     known = names(kind)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f" (do you mean {near[0]}?)" if near else ""
-        what = f"unknown {name!r}{hint}; known: {', '.join(known)}, or package.module:Class"
-        raise FieldError(field, what)
+    check_known(name, known, field, ", or package.module:Class")
     return known[name]
 
 

@@ -7,7 +7,7 @@ lateness before giving up (see ``capacity_ilp``); "no worse" allows for the solv
 import math
 from dataclasses import dataclass
 
-from stepserve.core.errors import check
+from stepserve.core.bounds import Bounded, NotNegative
 from stepserve.core.plan import ClusterPlan, PlanProblem, Slot
 
 from .capacity_ilp import Capacity, CapacityIlp
@@ -20,14 +20,10 @@ class TwoStagePlanner:
     """A ``Planner`` with a solver for each stage."""
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``gain``: least relative improvement worth a reconfiguration (DiLaServe B8: 10 %)."""
 
-        gain: float = 0.1
-
-        def __post_init__(self) -> None:
-            """Raises FieldError for a negative gain."""
-            check(self.gain >= 0.0, "gain", "must not be negative")
+        gain: NotNegative = 0.1
 
     def __init__(
         self,

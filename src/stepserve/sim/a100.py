@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check_known
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.step import Mix
 from stepserve.sim.data import facts
@@ -107,8 +107,7 @@ class A100Truth(Truth):
         """Raises FieldError for an unknown ``model`` or ``profile``."""
         self.shape = model_shape(model)
         profiles = facts("a100")["profiles"]
-        if profile not in profiles:
-            raise FieldError("profile", f"unknown: {profile!r}; known: {', '.join(profiles)}")
+        check_known(profile, profiles, "profile")
         fit = profiles["a100"][model] | profiles[profile][model]
         ms, reduce_ms = fit["linear_ms"], fit["all_reduce_ms"]
         by_tokens = [a + b for a, b in zip(ms, reduce_ms, strict=True)]

@@ -1,11 +1,10 @@
 """What a simulated experiment is made of, as values; ``experiment`` reads them from TOML."""
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from stepserve.core.bounds import Bounded, Count, FiniteNotNegative, FinitePositive, Whole, among
 from stepserve.core.config import Choice, ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.request import CacheMode, OnMiss, RefreshScope
@@ -17,54 +16,25 @@ ARRIVALS = ("poisson", "gamma", "constant", "recorded", "burstgpt")
 ALL, NONE = "all", "none"
 
 
-def one_of(name: str, value: str, known: Iterable[str]) -> None:
-    """Raises FieldError for a word that is none of the known ones."""
-    if value not in list(known):
-        raise FieldError(name, f"unknown {value!r}; known: {', '.join(known)}")
-
-
-def not_negative(path: str, value: Any, *names: str) -> None:
-    """Raises FieldError naming a number that is negative or not finite."""
-    for name in names:
-        if not 0 <= getattr(value, name) < math.inf:
-            raise FieldError(f"{path}.{name}", "must be finite and not negative")
-
-
-def positive(path: str, value: Any, *names: str) -> None:
-    """Raises FieldError naming a number, or one of a tuple, that is not positive and finite."""
-    for name in names:
-        given = getattr(value, name)
-        if not all(0 < n < math.inf for n in (given if isinstance(given, tuple) else (given,))):
-            raise FieldError(f"{path}.{name}", "must be positive and finite")
-
-
 @dataclass(frozen=True, slots=True)
-class InstanceGroup:
+class InstanceGroup(Bounded, path="setting.instances"):
     """``count`` equal instances. ``hardware`` and ``degree``: the setting's, if not given."""
 
-    count: int = 1
+    count: Count = 1
     hardware: str = ""
-    degree: int = 0
-
-    def __post_init__(self) -> None:
-        positive("setting.instances", self, "count")
-        not_negative("setting.instances", self, "degree")
+    degree: Whole = 0
 
 
 @dataclass(frozen=True, slots=True)
-class LinkConfig:
+class LinkConfig(Bounded, path="setting.links"):
     """The network card of an instance, each way: 200 Gbit/s by default (DynaServe 2.3)."""
 
-    bytes_per_s: float = 25e9
-    rtt_s: float = 50e-6
-
-    def __post_init__(self) -> None:
-        positive("setting.links", self, "bytes_per_s")
-        not_negative("setting.links", self, "rtt_s")
+    bytes_per_s: FinitePositive = 25e9
+    rtt_s: FiniteNotNegative = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Bounded, path="setting"):
     """The cluster and the model, which all systems of an experiment have in common.
 
     ``hardware``: of instances that name none; by default that of the published runs. ``nodes``:
@@ -77,27 +47,21 @@ class Setting:
     family: str = ""
     model: str = "llada-8b"
     hardware: str = ""
-    degree: int = 0
-    nodes: tuple[int, ...] = ()
+    degree: Whole = 0
+    nodes: tuple[Count, ...] = ()
     instances: tuple[InstanceGroup, ...] = ()
-    cache_mode: str = "dual"
-    block_tokens: int = 32
-    base_s: float = 0.0
-    slo_multiple: float = 5.0
-    timeline_s: float = 0.0
+    cache_mode: Annotated[str, among(CacheMode)] = "dual"
+    block_tokens: Count = 32
+    base_s: FiniteNotNegative = 0.0
+    slo_multiple: FinitePositive = 5.0
+    timeline_s: FiniteNotNegative = 0.0
     links: LinkConfig = LinkConfig()
     delays: Delays = field(default_factory=Delays)
     faults: FaultConfig = field(default_factory=FaultConfig)
 
-    def __post_init__(self) -> None:
-        """Raises FieldError naming what makes no sense."""
-        one_of("setting.cache_mode", self.cache_mode, CacheMode)
-        positive("setting", self, "block_tokens", "slo_multiple", "nodes")
-        not_negative("setting", self, "degree", "base_s", "timeline_s")
-
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Bounded, path="workload"):
     """What arrives: a ``name``, ``shapes`` (prompt and output tokens), or a ``file``; and when.
 
     A run has ``requests``, or those of ``duration_s`` at its rate, but ``least_requests``; a
@@ -113,32 +77,28 @@ class Workload:
     name: str = ""
     shapes: tuple[tuple[int, int], ...] = ()
     file: str = ""
-    arrivals: str = "poisson"
-    cv: float = 2.0
-    window_s: float = 300.0
-    requests: int = 0
-    duration_s: float = 0.0
-    least_requests: int = 1
-    warm_up_s: float = 0.0
+    arrivals: Annotated[str, among(ARRIVALS)] = "poisson"
+    cv: FiniteNotNegative = 2.0
+    window_s: FinitePositive = 300.0
+    requests: Whole = 0
+    duration_s: FiniteNotNegative = 0.0
+    least_requests: Count = 1
+    warm_up_s: FiniteNotNegative = 0.0
     early_stop: bool = False
-    slack_tokens: int = 128
-    rates_per_s: tuple[float, ...] = ()
-    rates_per_gpu_per_s: tuple[float, ...] = ()
-    rates_of_capacity: tuple[float, ...] = ()
+    slack_tokens: Whole = 128
+    rates_per_s: tuple[FinitePositive, ...] = ()
+    rates_per_gpu_per_s: tuple[FinitePositive, ...] = ()
+    rates_of_capacity: tuple[FinitePositive, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises FieldError naming what makes no sense."""
+        Bounded.__post_init__(self)
         if sum(map(bool, (self.name, self.shapes, self.file))) != 1:
             raise FieldError("workload.name", "give one of name, shapes and file")
         if any(len(shape) != 2 or min(shape) < 1 for shape in self.shapes):
             raise FieldError("workload.shapes", "needs pairs of prompt and output tokens")
-        one_of("workload.arrivals", self.arrivals, ARRIVALS)
         if self.arrivals == "recorded" and not self.file:
             raise FieldError("workload.arrivals", "recorded ones come from a file")
-        positive("workload", self, "window_s", "least_requests")
-        positive("workload", self, "rates_per_s", "rates_per_gpu_per_s", "rates_of_capacity")
-        names = ("cv", "requests", "duration_s", "warm_up_s", "slack_tokens")
-        not_negative("workload", self, *names)
         drawn = self.arrivals in ("poisson", "gamma", "constant")
         if drawn and not (self.requests or self.duration_s):
             raise FieldError("workload.requests", "how many? or give duration_s")
@@ -155,7 +115,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class SLOClass:
+class SLOClass(Bounded, path="slo"):
     """Targets of a ``share`` of the requests, and what their quality is worth.
 
     The deadline is ``e2e_s``, or ``relative_deadline`` times ``setting.slo_multiple`` times
@@ -165,23 +125,16 @@ class SLOClass:
 
     name: str = ""
     tenant: str = ""
-    share: float = 1.0
-    weight: float = 1.0
-    relative_deadline: float = 1.0
-    e2e_s: float | None = None
-    ttft_s: float | None = None
-    tbt_s: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raises FieldError naming what makes no sense."""
-        positive("slo", self, "share", "weight", "relative_deadline")
-        for name in ("e2e_s", "ttft_s", "tbt_s"):
-            if getattr(self, name) is not None:
-                positive("slo", self, name)
+    share: FinitePositive = 1.0
+    weight: FinitePositive = 1.0
+    relative_deadline: FinitePositive = 1.0
+    e2e_s: FinitePositive | None = None
+    ttft_s: FinitePositive | None = None
+    tbt_s: FinitePositive | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CapacitySearch:
+class CapacitySearch(Bounded, path="capacity"):
     """Which systems' capacity is ``search``ed (``all``, ``none``, or one by name), and how.
 
     Capacity is the largest rate that is held: the share ``hold`` of the requests keep their
@@ -193,39 +146,33 @@ class CapacitySearch:
     """
 
     search: str = NONE
-    hold: float = 0.99
-    patience_s: float = 30.0
-    step_per_s: float = 0.1
-    share: float = 0.02
-    tuning_seed: int = 100
-    tuning_duration_s: float = 300.0
+    hold: FinitePositive = 0.99
+    patience_s: FinitePositive = 30.0
+    step_per_s: FiniteNotNegative = 0.1
+    share: FinitePositive = 0.02
+    tuning_seed: Whole = 100
+    tuning_duration_s: FinitePositive = 300.0
 
     def __post_init__(self) -> None:
         """Raises FieldError naming what makes no sense."""
-        positive("capacity", self, "hold", "patience_s", "share", "tuning_duration_s")
-        not_negative("capacity", self, "step_per_s", "tuning_seed")
+        Bounded.__post_init__(self)
         if self.hold >= 1.0:
             raise FieldError("capacity.hold", "must be below 1")
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOptions:
+class RequestOptions(Bounded, path="request"):
     """What a system sets in every diffusion request: ``ThresholdBounds``, ``DiffusionOptions``."""
 
     preferred: float = 0.9
     floor: float = 0.5
     refresh_blocks: int = 1
-    refresh_scope: str = "full"
-    on_miss: str = "degrade"
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a name that is not known; numbers are checked per request."""
-        one_of("request.refresh_scope", self.refresh_scope, RefreshScope)
-        one_of("request.on_miss", self.on_miss, OnMiss)
+    refresh_scope: Annotated[str, among(RefreshScope)] = "full"
+    on_miss: Annotated[str, among(OnMiss)] = "degrade"
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class System(Bounded, path="system"):
     """A named way to serve: policies, predictor, and what an instance can hold.
 
     ``predictor``: a forecast by name. Of diffusion steps: ``mean`` (yields of the model),
@@ -246,19 +193,13 @@ class System:
     request: RequestOptions = field(default_factory=RequestOptions)
     predictor: Choice = field(default_factory=lambda: Choice("boosted", {"healing_rate": 0.0}))
     learn_steps: bool = True
-    kv_tokens: int = 0
-    page_tokens: int = 16
-    max_running_requests: int = 32
+    kv_tokens: Whole = 0
+    page_tokens: Count = 16
+    max_running_requests: Count = 32
     running_per_gpu: bool = False
-    admitted_per_gpu: float = 0.0
-    accuracy_points_lost: float = 0.0
-    link_bytes_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises FieldError naming what makes no sense."""
-        positive("system", self, "page_tokens", "max_running_requests")
-        not_negative("system", self, "kv_tokens", "admitted_per_gpu", "accuracy_points_lost")
-        not_negative("system", self, "link_bytes_per_s")
+    admitted_per_gpu: FiniteNotNegative = 0.0
+    accuracy_points_lost: FiniteNotNegative = 0.0
+    link_bytes_per_s: FiniteNotNegative = 0.0
 
     def control_for(self, gpus: int) -> ControlConfig:
         """The policies on a cluster of this size."""

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check_known
 from stepserve.sim.data import data_file, facts
 from stepserve.sim.workload import Arrival, RateCurve, renewal
 
@@ -130,8 +130,7 @@ def requests_of(dataset: str, arrivals: Sequence[Arrival], seed: int) -> tuple[S
 
 def _shape(dataset: str) -> dict[str, Any]:
     shapes = facts("workloads")["datasets"]
-    if dataset not in shapes:
-        raise FieldError("dataset", f"unknown: {dataset!r}; known: {', '.join(DATASETS)}")
+    check_known(dataset, shapes, "dataset")
     shape: dict[str, Any] = shapes[dataset]
     return shape
 

@@ -1,12 +1,12 @@
 """How long things take that no cost model knows."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from stepserve.core.errors import FieldError
+from stepserve.core.bounds import Bounded, NotNegative
 
 
 @dataclass(frozen=True, slots=True)
-class Delays:
+class Delays(Bounded, path="setting.delays"):
     """From asking for something to having it (DiLaServe C6, DiLaServe C7, DiLaServe C9).
 
     ``message_s`` is one way between schedulers; ``predict_s`` covers asking and answering;
@@ -16,16 +16,10 @@ class Delays:
     It is not told as time of a step: nobody is to learn from it.
     """
 
-    message_s: float = 0.0005
-    predict_s: float = 0.001
-    plan_s: float = 5.0
-    stop_s: float = 5.0
-    rebuild_s: float = 75.0
-    detect_s: float = 1.0
-    warm_up_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a negative time."""
-        for field in fields(self):
-            if not getattr(self, field.name) >= 0.0:
-                raise FieldError(f"setting.delays.{field.name}", "must not be negative")
+    message_s: NotNegative = 0.0005
+    predict_s: NotNegative = 0.001
+    plan_s: NotNegative = 5.0
+    stop_s: NotNegative = 5.0
+    rebuild_s: NotNegative = 75.0
+    detect_s: NotNegative = 1.0
+    warm_up_s: NotNegative = 0.0

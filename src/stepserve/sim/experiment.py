@@ -5,16 +5,15 @@ anything is understood, so any key can be changed, and any key can be swept. ``[
 ``experiments/lib/figures.py`` alone.
 """
 
-import difflib
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stepserve.core.config import as_table, from_table
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check_known, nearest
 from stepserve.core.request import Family
 
 from .a100 import known_models
@@ -27,7 +26,6 @@ from .config import (
     SLOClass,
     System,
     Workload,
-    one_of,
 )
 from .datasets import DATASETS
 from .hosts import Host, hosts
@@ -229,8 +227,7 @@ def read_experiment(table: Mapping[str, Any], recording: Recording | None = None
     slo = tuple(_slo(_rows(table.get("slo"), "slo"), numbered=recording is None))
     compared, systems = _systems(table, family, len(hosts(setting)))
     capacity = from_table(CapacitySearch, table.get("capacity", {}), "capacity")
-    if capacity.search not in (ALL, NONE):
-        one_of("capacity.search", capacity.search, (ALL, NONE, *compared))
+    check_known(capacity.search, (ALL, NONE, *compared), "capacity.search")
     if workload.rates_of_capacity and capacity.search == NONE:
         raise FieldError("workload.rates_of_capacity", "needs a capacity to be searched")
     if len({one.name for one in slo}) < len(slo):
@@ -260,7 +257,7 @@ def _setting(table: Mapping[str, Any]) -> Setting:
 def _workload(table: Mapping[str, Any]) -> Workload:
     workload = from_table(Workload, table, "workload")
     if workload.name and not is_outside("workload", workload.name):
-        one_of("workload.name", workload.name, (*DATASETS, *TOKEN_WORKLOADS, "bundled"))
+        check_known(workload.name, (*DATASETS, *TOKEN_WORKLOADS, "bundled"), "workload.name")
     return workload
 
 
@@ -283,7 +280,7 @@ def _family(setting: Setting) -> Family:
     known = dict.fromkeys(DIFFUSION_MODELS, Family.DIFFUSION)
     known |= dict.fromkeys(known_models(), Family.AUTOREGRESSIVE)
     if setting.family:
-        one_of("setting.family", setting.family, Family)
+        check_known(setting.family, Family, "setting.family")
     family = Family(setting.family) if setting.family else known.get(setting.model)
     if family is None or known.get(setting.model, family) is not family:
         what = f"needed for {setting.model!r}, and must be its own; known: {', '.join(known)}"
@@ -304,8 +301,8 @@ def _systems(
             raise FieldError("system.name", "needed, in each table")
         rest = dict(row)
         name, base, best = (rest.pop(key, None) for key in ("name", "base", "best_of"))
-        if base is not None and (not isinstance(base, str) or base not in systems):
-            raise _unknown_system(f"system.{name}.base", base, systems)
+        if base is not None:
+            check_known(base, systems, f"system.{name}.base")
         listed.append(name)
         if best is not None:
             choices[name] = _names(best, f"system.{name}.best_of")
@@ -318,8 +315,7 @@ def _systems(
     }
     used = [one for choice in compared.values() for one in choice]
     for name in used:
-        if name not in systems:
-            raise _unknown_system("systems", name, systems)
+        check_known(name, systems, "systems")
     return compared, {name: systems[name] for name in used}
 
 
@@ -327,25 +323,3 @@ def _names(value: Any, field: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
         raise FieldError(field, "needs a list of names of systems, or tables [[system]]")
     return tuple(value)
-
-
-def _unknown_system(field: str, name: object, known: Iterable[str]) -> FieldError:
-    """What to raise for a name that is none of the known ones."""
-    near = nearest(str(name), known)
-    return FieldError(field, f"unknown {name!r}{near}; known: {', '.join(known)}")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A question that names the nearest known word, if one is near."""
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
-    """``table`` with ``changes`` laid over it; tables are merged, the rest replaced."""
-    result = dict(table)
-    for key, value in changes.items():
-        old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
-    return result

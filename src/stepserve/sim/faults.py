@@ -6,16 +6,16 @@ The schedulers never see this: they see what a real cluster would show them.
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from stepserve.core.errors import FieldError
+from stepserve.core.bounds import Bounded, Chance, FiniteNotNegative, FinitePositive, Whole
 from stepserve.core.ids import InstanceId, RequestId
 from stepserve.core.request import FinishReason
 from stepserve.core.step import Batch, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class FaultConfig:
+class FaultConfig(Bounded, path="setting.faults"):
     """Rates of things that go wrong; all 0 for none.
 
     ``losses_per_hour``: of each instance. ``false_loss_share``: losses of instances that were
@@ -27,27 +27,16 @@ class FaultConfig:
     every batch. ``step_cv``: coefficient of variation of a batch's time.
     """
 
-    losses_per_hour: float = 0.0
-    false_loss_share: float = 0.0
-    restarts_per_hour: float = 0.0
-    row_error_rate: float = 0.0
-    late_share: float = 0.0
-    late_s: float = 0.5
-    jitter_s: float = 0.0
-    slow_instances: int = 0
-    slow_factor: float = 2.0
-    step_cv: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a rate or a factor that makes no sense."""
-        for field in fields(self):
-            if not 0.0 <= getattr(self, field.name) < math.inf:
-                raise FieldError(f"setting.faults.{field.name}", "must be finite and not negative")
-        for name in ("false_loss_share", "row_error_rate", "late_share"):
-            if getattr(self, name) > 1.0:
-                raise FieldError(f"setting.faults.{name}", "must be at most 1")
-        if self.slow_factor == 0.0:
-            raise FieldError("setting.faults.slow_factor", "must be positive")
+    losses_per_hour: FiniteNotNegative = 0.0
+    false_loss_share: Chance = 0.0
+    restarts_per_hour: FiniteNotNegative = 0.0
+    row_error_rate: Chance = 0.0
+    late_share: Chance = 0.0
+    late_s: FiniteNotNegative = 0.5
+    jitter_s: FiniteNotNegative = 0.0
+    slow_instances: Whole = 0
+    slow_factor: FinitePositive = 2.0
+    step_cv: FiniteNotNegative = 0.0
 
 
 class Faults:

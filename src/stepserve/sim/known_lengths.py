@@ -8,12 +8,12 @@ limit *is* the length, so that reservations are exact (DynaServe 3.10.3), and wo
 upward.
 """
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepserve.core.errors import FieldError, check
+from stepserve.core.bounds import Bounded, FiniteNotNegative
+from stepserve.core.errors import FieldError
 from stepserve.core.forecast import StepForecast
 from stepserve.core.protocols import StepPredictor
 from stepserve.core.request import Family, Progress, Request
@@ -32,15 +32,10 @@ class KnownLengths(StepPredictor):
     family = Family.AUTOREGRESSIVE
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``sigma_tokens``: standard deviation of the error; 0 for none."""
 
-        sigma_tokens: float = 0.0
-
-        def __post_init__(self) -> None:
-            """Raises FieldError for a spread that makes no sense."""
-            makes_sense = 0.0 <= self.sigma_tokens < math.inf
-            check(makes_sense, "sigma_tokens", "must be finite and not negative")
+        sigma_tokens: FiniteNotNegative = 0.0
 
     def __init__(self, options: Options, parts: ForecastParts) -> None:
         """Raises FieldError where nothing knows the truth."""

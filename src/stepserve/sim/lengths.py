@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check_known
 from stepserve.sim.data import data_file, facts
 from stepserve.sim.datasets import LENGTHS
 
@@ -60,9 +60,7 @@ def token_lengths(
 
     Raises FieldError for an unknown ``workload``, and for a ``source`` of which there is no file.
     """
-    if workload not in TOKEN_WORKLOADS:
-        known = ", ".join(TOKEN_WORKLOADS)
-        raise FieldError("workload", f"unknown: {workload!r}; known: {known}")
+    check_known(workload, TOKEN_WORKLOADS, "workload")
     pairs = _pairs(workload, count, seed, source)
     return tuple(TokenLengths(prompt, output) for prompt, output in pairs.tolist())
 

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stepserve.core.bounds import Bounded, FiniteNotNegative, FinitePositive
 from stepserve.core.denoising import lead_tokens
 from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
@@ -173,7 +174,7 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceOutcomes:
+class TraceOutcomes(Bounded):
     """The outcome model: truths of requests by number, and the effect of a step.
 
     ``difficulty`` multiplies all step counts of a workload (1: GSM8K on LLaDA-8B).
@@ -183,17 +184,9 @@ class TraceOutcomes:
 
     seed: int
     counts: StepCounts = field(default_factory=lambda: recorded_counts() or fitted_counts())
-    difficulty: float = 1.0
-    block_sigma: float = 1.0
-    haze_sigma: float = 0.25
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a difficulty or spread that makes no sense."""
-        if not 0.0 < self.difficulty < math.inf:
-            raise FieldError("difficulty", "must be positive and finite")
-        for name in ("block_sigma", "haze_sigma"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise FieldError(name, "must be finite and not negative")
+    difficulty: FinitePositive = 1.0
+    block_sigma: FiniteNotNegative = 1.0
+    haze_sigma: FiniteNotNegative = 0.25
 
     def start(self, request: Request, index: int, eos_tokens: int | None = None) -> Truth:
         """The truth of the workload's ``index``-th request, whatever ran before it.

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stepserve.core.bounds import Bounded, FiniteNotNegative
 from stepserve.core.errors import FieldError
 from stepserve.cost.step_table import StepProfile
 from stepserve.sim.data import data_file, facts
@@ -129,7 +130,7 @@ def _with_graphs(tp: int) -> StepProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class HostOverhead:
+class HostOverhead(Bounded, path="overhead"):
     """Seconds a step takes beside its profile: ``base_s`` plus ``per_row_s`` per further row.
 
     ``base_s`` makes the unloaded latency the published one (DiLaServe D5); ``per_row_s`` is
@@ -137,14 +138,8 @@ class HostOverhead:
     load at which the published baseline breaks (experiments/calibration).
     """
 
-    base_s: float = 0.0
-    per_row_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises FieldError for a negative or infinite time."""
-        for name in ("base_s", "per_row_s"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise FieldError(f"overhead.{name}", "must be finite and not negative")
+    base_s: FiniteNotNegative = 0.0
+    per_row_s: FiniteNotNegative = 0.0
 
     def seconds(self, rows: int) -> float:
         """Host seconds of a step of so many requests; 0 for none."""

@@ -8,10 +8,10 @@ from stepserve.cli.bench_plan import (
     base_fields,
     deadlines_s,
     make_plan,
-    merged,
     request_fields,
 )
 from stepserve.cli.jobs import Job
+from stepserve.cli.options import merged
 from stepserve.core.errors import FieldError
 
 JOB = Job("?", max_tokens=32, expected_tokens=20)

@@ -137,7 +137,7 @@ def without(package, words, folder):
 def test_the_nearest_word_to_a_wrong_one_is_named(capsys, words, wanted):
     with pytest.raises(SystemExit, match="2"):
         cli.main(words)
-    assert capsys.readouterr().err.endswith(f"did you mean {wanted}?\n")
+    assert capsys.readouterr().err.endswith(f" (did you mean {wanted}?)\n")
 
 
 def test_nothing_is_proposed_for_what_is_near_nothing(capsys):

@@ -38,7 +38,7 @@ def test_options_reach_a_forecast():
         (DIFFUSION, Choice("hinted"), "predictor: hinted is for autoregressive models only"),
         (AUTOREGRESSIVE, Choice("boosted"), "predictor: boosted is for diffusion models only"),
         (AUTOREGRESSIVE, Choice("known"), "predictor: only a simulation knows"),
-        (AUTOREGRESSIVE, Choice("class_meen"), r"do you mean class_mean\?"),
+        (AUTOREGRESSIVE, Choice("class_meen"), r"did you mean class_mean\?"),
         (AUTOREGRESSIVE, Choice("hinted", {"output_tokens": 0.5}), "predictor.output_tokens: must"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_path_leads_to_any_class():
 @pytest.mark.parametrize(
     ("kind", "choice", "field", "message"),
     [
-        ("threshold", Choice("dedline_fit"), "control.threshold", "do you mean deadline_fit?"),
+        ("threshold", Choice("dedline_fit"), "control.threshold", "did you mean deadline_fit?"),
         ("threshold", Choice("nothing_like"), "control.threshold", "known: fixed, deadline_fit"),
         ("threshold", Choice("least_loaded"), "control.threshold", "unknown 'least_loaded'"),
         ("threshold", Choice("no.such:Part"), "control.threshold", "cannot be loaded"),
@@ -116,5 +116,5 @@ def test_another_package_registers_parts_by_entry_points():
     assert load("planner", "of_mine") is LowEarly
     assert "low_early" not in names("placement")
     assert load("threshold", "fixed") is not LowEarly, "what is built in keeps its name"
-    with pytest.raises(FieldError, match=r"do you mean low_early\?"):
+    with pytest.raises(FieldError, match=r"did you mean low_early\?"):
         load("threshold", "low_earl")

@@ -8,7 +8,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from stepserve.core.bounds import Bounded, Count, Positive, among
 from stepserve.core.errors import check
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import Parts
@@ -39,21 +41,14 @@ class ChunkedPrefill(ABC):
     family = Family.AUTOREGRESSIVE
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """Of prefills. One that is starved is computed even if a token is late for it."""
 
-        order: str = "fcfs"  # or priority (by slo.weight), shortest, deadline
+        order: Annotated[str, among(ORDERS)] = "fcfs"  # priority: by slo.weight
         ignore_ttft: bool = False  # false: those that can meet a TTFT target first; published: true
-        least_chunk_tokens: int = 64  # what a starved prefill gets
-        starvation_batches: int = 4  # batches without a prefill until one is starved
-        starved_s: float = 0.4  # seconds without a prefill until one is starved
-
-        def __post_init__(self) -> None:
-            """Raises FieldError naming the number or word that makes no sense."""
-            check(self.order in ORDERS, "order", f"must be one of {', '.join(ORDERS)}")
-            for name in ("least_chunk_tokens", "starvation_batches"):
-                check(getattr(self, name) >= 1, name, "must be at least 1")
-            check(self.starved_s > 0.0, "starved_s", "must be positive")
+        least_chunk_tokens: Count = 64  # what a starved prefill gets
+        starvation_batches: Count = 4  # batches without a prefill until one is starved
+        starved_s: Positive = 0.4  # seconds without a prefill until one is starved
 
         @property
         def weighs(self) -> bool:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepserve.core.errors import check, check_share
+from stepserve.core.bounds import Bounded, Count, Share
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import CostModel, Parts
 from stepserve.core.request import Family
@@ -30,22 +30,16 @@ class LatencyBudget:
     family = Family.DIFFUSION
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``margin``: the share of a deadline that is planned against; else ``control.margin``.
 
         ``heavy_tokens``: most recompute tokens in one batch when no deadline asks for fewer.
         ``starvation_batches``: a running request left out that often goes first.
         """
 
-        margin: float | None = None
-        heavy_tokens: int = 8192
-        starvation_batches: int = 4
-
-        def __post_init__(self) -> None:
-            """Raises FieldError naming the number that makes no sense."""
-            check_share(self, "margin")
-            for name in ("heavy_tokens", "starvation_batches"):
-                check(getattr(self, name) >= 1, name, "must be at least 1")
+        margin: Share | None = None
+        heavy_tokens: Count = 8192
+        starvation_batches: Count = 4
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._cost = parts.cost

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepserve.core.errors import check
+from stepserve.core.bounds import NotNegative, Share
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import Parts
 from stepserve.core.running import RunningRequest
@@ -27,14 +27,8 @@ class TbtBudget(ChunkedPrefill):
     class Options(ChunkedPrefill.Options):
         """How much of the target a batch may take."""
 
-        safety: float = 0.95  # share of the target
-        overhead_s: float = 0.001  # what is taken off for the host
-
-        def __post_init__(self) -> None:
-            """Raises FieldError naming the number that makes no sense."""
-            ChunkedPrefill.Options.__post_init__(self)
-            check(0.0 < self.safety <= 1.0, "safety", "must be in (0, 1]")
-            check(self.overhead_s >= 0.0, "overhead_s", "must not be negative")
+        safety: Share = 0.95  # share of the target
+        overhead_s: NotNegative = 0.001  # what is taken off for the host
 
     def __init__(self, options: Options, parts: Parts) -> None:
         super().__init__(options, parts)

@@ -9,7 +9,7 @@ which is what ``load_caps`` does. ``marginal_caps`` weighs requests one by one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepserve.core.errors import check_share
+from stepserve.core.bounds import Bounded, Share
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import Demand, Parts
 
@@ -20,18 +20,14 @@ class HorizonCaps:
     """Load control for deadlines of any mix."""
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``margin``: the share of a deadline that is planned against; else ``control.margin``.
 
         ``utilisation``: share of the cluster's time that is planned with.
         """
 
-        margin: float | None = None
-        utilisation: float = 0.8
-
-        def __post_init__(self) -> None:
-            """Raises FieldError for a share that makes no sense."""
-            check_share(self, "margin", "utilisation")
+        margin: Share | None = None
+        utilisation: Share = 0.8
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._cost = parts.cost

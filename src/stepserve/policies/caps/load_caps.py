@@ -10,7 +10,7 @@ unequal ones properly, DiLaServe C4); a request that is not to be lowered (witho
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepserve.core.errors import check, check_share
+from stepserve.core.bounds import Bounded, Count, Share
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import CostModel, Demand, Parts
 from stepserve.core.request import CacheMode, DiffusionOptions
@@ -43,21 +43,16 @@ class LoadCaps:
     """The published load control."""
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``margin``: the share of a deadline that is planned against; else ``control.margin``.
 
         ``utilisation``: share of the supply that is planned with (1 in the published system).
         ``batch_tokens``: most tokens of one batch, as published.
         """
 
-        margin: float | None = None
-        utilisation: float = 0.8
-        batch_tokens: int = 8192
-
-        def __post_init__(self) -> None:
-            """Raises FieldError naming the number that makes no sense."""
-            check_share(self, "margin", "utilisation")
-            check(self.batch_tokens >= 1, "batch_tokens", "must be at least 1")
+        margin: Share | None = None
+        utilisation: Share = 0.8
+        batch_tokens: Count = 8192
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._cost = parts.cost

@@ -20,7 +20,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from stepserve.core.errors import check, check_share
+from stepserve.core.bounds import Bounded, Share, descends
+from stepserve.core.errors import check
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import Demand, Parts
 
@@ -31,7 +32,7 @@ class MarginalCaps:
     """Load control that knows what each request's quality is worth."""
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``margin``: the share of a deadline that is planned against; else ``control.margin``.
 
         ``utilisation``: share of the cluster's time that is planned with. ``quality_points`` at
@@ -40,17 +41,16 @@ class MarginalCaps:
         """
 
         weighs: ClassVar[bool] = True  # slo.weight
-        margin: float | None = None
-        utilisation: float = 0.8
+        margin: Share | None = None
+        utilisation: Share = 0.8
         quality_thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
         quality_points: tuple[float, ...] = (78.6, 78.6, 77.0, 71.7, 65.9)
 
         def __post_init__(self) -> None:
             """Raises FieldError naming the numbers that make no sense."""
-            check_share(self, "margin", "utilisation")
-            grid, points = list(self.quality_thresholds), list(self.quality_points)
-            descends = bool(grid) and grid == sorted(set(grid), reverse=True)
-            check(descends, "quality_thresholds", "must descend, at least one")
+            Bounded.__post_init__(self)
+            grid, points = self.quality_thresholds, list(self.quality_points)
+            check(descends(grid), "quality_thresholds", "must descend, at least one")
             fits = len(points) == len(grid) and points == sorted(points, reverse=True)
             check(fits, "quality_points", "must not rise, one per quality threshold")
 

@@ -8,7 +8,7 @@ takes now. Deviation (DiLaServe C6): a relative gain is asked for, so that nobod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stepserve.core.errors import check
+from stepserve.core.bounds import Bounded, NotNegative
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceLoad
 from stepserve.core.protocols import Parts
@@ -22,14 +22,10 @@ class RecomputeStep:
     at = ReleasePoint.CUT
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``gain``: share by which the step must be faster."""
 
-        gain: float = 0.05
-
-        def __post_init__(self) -> None:
-            """Raises FieldError for a negative gain."""
-            check(self.gain >= 0.0, "gain", "must not be negative")
+        gain: NotNegative = 0.05
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._cost = parts.cost

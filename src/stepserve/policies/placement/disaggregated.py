@@ -7,6 +7,7 @@ roles has no instance with room, the request stays on one of the other role, not
 
 from dataclasses import dataclass
 
+from stepserve.core.bounds import Bounded, Count, Whole
 from stepserve.core.errors import check
 from stepserve.core.forecast import StepForecast
 from stepserve.core.ids import InstanceId
@@ -24,16 +25,11 @@ class Disaggregated:
     reads_work = True
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """Who computes prompts."""
 
-        prefill_instances: int = 1  # the first ones by id
-        bypass_tokens: int = 0  # prompts that fit, with the prefills there, run where they decode
-
-        def __post_init__(self) -> None:
-            """Raises FieldError naming the number that makes no sense."""
-            check(self.prefill_instances >= 1, "prefill_instances", "must be at least 1")
-            check(self.bypass_tokens >= 0, "bypass_tokens", "must not be negative")
+        prefill_instances: Count = 1  # the first ones by id
+        bypass_tokens: Whole = 0  # prompts that fit, with the prefills there, run where they decode
 
         def check_instances(self, count: int) -> None:
             """Raises FieldError where no instance would be left for one of the roles."""

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+from stepserve.core.bounds import Bounded, Whole
 from stepserve.core.protocols import Parts
 
 from .split_search import Plan, Search, Side
@@ -9,15 +10,11 @@ from .tandem_split import TandemSplit
 
 
 @dataclass(frozen=True, slots=True)
-class NoSplitOptions:
+class NoSplitOptions(Bounded):
     """Those of ``tandem_split`` that do not concern cuts."""
 
-    margin_tokens: int = 20  # added to the predicted output length
+    margin_tokens: Whole = 20  # added to the predicted output length
     ignore_ttft: bool = False  # false: the instance that keeps a TTFT target; published: true
-
-    def __post_init__(self) -> None:
-        """Raises FieldError naming the number that makes no sense."""
-        TandemSplit.Options(**asdict(self))
 
 
 class NoSplit(TandemSplit):

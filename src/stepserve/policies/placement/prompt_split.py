@@ -5,24 +5,21 @@ The first probe of the bisection is the prompt's share: an ablation of DynaServe
 
 from dataclasses import asdict, dataclass
 
+from stepserve.core.bounds import Bounded, Count, NotNegative, Whole
 from stepserve.core.protocols import Parts
 
 from .tandem_split import TandemSplit
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSplitOptions:
+class PromptSplitOptions(Bounded):
     """As of ``tandem_split``, but for those of its search."""
 
-    gain: float = 0.6  # share of the request's time that a cut must save; published: 0.05
-    margin_tokens: int = 20  # added to the predicted output length
-    least_segment_tokens: int = 64  # shorter segments are not made
-    pairs: int = 4  # ordered pairs of instances that are looked at
+    gain: NotNegative = 0.6  # share of the request's time that a cut must save; published: 0.05
+    margin_tokens: Whole = 20  # added to the predicted output length
+    least_segment_tokens: Whole = 64  # shorter segments are not made
+    pairs: Count = 4  # ordered pairs of instances that are looked at
     ignore_ttft: bool = False  # false: no cut that misses a TTFT target; published: true
-
-    def __post_init__(self) -> None:
-        """Raises FieldError naming the number that makes no sense."""
-        TandemSplit.Options(**asdict(self))
 
 
 class PromptSplit(TandemSplit):

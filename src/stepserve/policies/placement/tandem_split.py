@@ -14,7 +14,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from stepserve.core.errors import FieldError, check
+from stepserve.core.bounds import Bounded, Count, NotNegative, Whole
+from stepserve.core.errors import FieldError
 from stepserve.core.forecast import StepForecast
 from stepserve.core.instance import ClusterView
 from stepserve.core.protocols import Parts, Placement
@@ -32,23 +33,16 @@ class TandemSplit:
     reads_work = True
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """The search for a cut, and what a cut must be worth."""
 
-        probes: int = 6  # most cuts tried for a pair of instances
-        epsilon: float = 0.05  # sides so close, as a share of the request's time, end the search
-        gain: float = 0.6  # share of the request's time that a cut must save; published: 0.05
-        margin_tokens: int = 20  # added to the predicted output length
-        least_segment_tokens: int = 64  # shorter segments are not made
-        pairs: int = 4  # ordered pairs of instances that are looked at
+        probes: Count = 6  # most cuts tried for a pair of instances
+        epsilon: NotNegative = 0.05  # sides so close (share of the request's time) end the search
+        gain: NotNegative = 0.6  # share of the request's time that a cut must save; published: 0.05
+        margin_tokens: Whole = 20  # added to the predicted output length
+        least_segment_tokens: Whole = 64  # shorter segments are not made
+        pairs: Count = 4  # ordered pairs of instances that are looked at
         ignore_ttft: bool = False  # false: no cut that misses a TTFT target; published: true
-
-        def __post_init__(self) -> None:
-            """Raises FieldError naming the number that makes no sense."""
-            for name in ("probes", "pairs"):
-                check(getattr(self, name) >= 1, name, "must be at least 1")
-            for name in ("epsilon", "gain", "margin_tokens", "least_segment_tokens"):
-                check(getattr(self, name) >= 0, name, "must not be negative")
 
     def __init__(self, options: Options, parts: Parts) -> None:
         """Raises FieldError where there is no segment cost."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepserve.core.errors import check, check_share
+from stepserve.core.bounds import Bounded, Count, Share
 from stepserve.core.ids import RequestId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import Parts
@@ -30,19 +30,14 @@ class WhenSlack:
     """
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``margin``: share of a deadline that must suffice for everybody.
 
         ``heavy_tokens``: most tokens that upgrades add to one batch.
         """
 
-        margin: float = 0.6
-        heavy_tokens: int = 8192
-
-        def __post_init__(self) -> None:
-            """Raises FieldError naming the number that makes no sense."""
-            check_share(self, "margin")
-            check(self.heavy_tokens >= 1, "heavy_tokens", "must be at least 1")
+        margin: Share = 0.6
+        heavy_tokens: Count = 8192
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._program = parts.program

@@ -8,7 +8,7 @@ search starts from the request's cap (``load_caps``).
 
 from dataclasses import dataclass
 
-from stepserve.core.errors import check_share
+from stepserve.core.bounds import Bounded, Share
 from stepserve.core.protocols import Parts
 from stepserve.core.running import RunningRequest, StepPace
 
@@ -17,14 +17,10 @@ class DeadlineFit:
     """Monotone: more time left never picks a lower threshold, a slower pace never a higher."""
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``margin``: the share of a deadline that is planned against; else ``control.margin``."""
 
-        margin: float | None = None
-
-        def __post_init__(self) -> None:
-            """Raises FieldError for a share that makes no sense."""
-            check_share(self, "margin")
+        margin: Share | None = None
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._margin = parts.margin(options.margin)

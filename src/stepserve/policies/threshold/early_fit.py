@@ -9,7 +9,7 @@ comes back as higher thresholds.
 
 from dataclasses import dataclass
 
-from stepserve.core.errors import check_share
+from stepserve.core.bounds import Bounded, Share
 from stepserve.core.protocols import Parts
 from stepserve.core.running import RunningRequest, StepPace
 
@@ -20,18 +20,14 @@ class EarlyFit:
     """Monotone in time left and pace, as ``deadline_fit`` is."""
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``early_margin``: share of the deadline planned against at a request's start.
 
         ``margin``: at its end; else ``control.margin``.
         """
 
-        early_margin: float = 0.75
-        margin: float | None = None
-
-        def __post_init__(self) -> None:
-            """Raises FieldError for a share that makes no sense."""
-            check_share(self, "early_margin", "margin")
+        early_margin: Share = 0.75
+        margin: Share | None = None
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._early = options.early_margin

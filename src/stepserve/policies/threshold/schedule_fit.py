@@ -10,7 +10,7 @@ predicted remaining latency fits the deadline, picked anew at every step, under 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepserve.core.errors import check_share
+from stepserve.core.bounds import Bounded, Share
 from stepserve.core.protocols import Parts
 from stepserve.core.request import Request
 from stepserve.core.running import RunningRequest, StepPace
@@ -31,14 +31,10 @@ class ScheduleFit:
     """Monotone as ``deadline_fit`` is: less time or a slower pace never picks a better schedule."""
 
     @dataclass(frozen=True, slots=True)
-    class Options:
+    class Options(Bounded):
         """``margin``: the share of a deadline that is planned against; else ``control.margin``."""
 
-        margin: float | None = None
-
-        def __post_init__(self) -> None:
-            """Raises FieldError for a share that makes no sense."""
-            check_share(self, "margin")
+        margin: Share | None = None
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._margin = parts.margin(options.margin)
