@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from stepserve.core.config import Choice, ControlConfig, ServeConfig, from_table
+from stepserve.core.config import Choice, ControlConfig, ServeConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.protocols import Parts
 from stepserve.families.programs.diffusion import DiffusionProgram
 from stepserve.families.registry import build
 from stepserve.gateway.tenants import Tenant, read_tenants
 from stepserve.sim.experiment import read_experiments, read_table
+from stepserve.tables import from_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 POLICY, TRACE, TENANTS = (

@@ -4,8 +4,9 @@ import importlib.util
 import tomllib
 from pathlib import Path
 
-from stepserve.core.config import ControlConfig, from_table
+from stepserve.core.config import ControlConfig
 from stepserve.families.registry import BUILT_IN, chosen
+from stepserve.tables import from_table
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools/config_reference.py"

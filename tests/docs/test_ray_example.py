@@ -6,7 +6,8 @@ import yaml
 
 from stepserve.cli.main import _parser
 from stepserve.cli.serve import configuration, read_toml
-from stepserve.core.config import ServeConfig, from_table
+from stepserve.core.config import ServeConfig
+from stepserve.tables import from_table
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/ray-two-nodes"

@@ -1,8 +1,9 @@
 """Policies and their configuration, written shortly."""
 
-from stepserve.core.config import ControlConfig, from_table
+from stepserve.core.config import ControlConfig
 from stepserve.core.protocols import Parts
 from stepserve.cost.forecast_parts import ForecastParts
+from stepserve.tables import from_table
 
 
 def make_control(**options):

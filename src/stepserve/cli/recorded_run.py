@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from stepserve.core.actions import RunBatch
-from stepserve.core.config import as_table
 from stepserve.core.errors import FieldError
 from stepserve.core.events import BatchDone, RequestArrived
 from stepserve.core.ids import InstanceId, RequestId
@@ -33,6 +32,7 @@ from stepserve.cost.step_table import StepProfiles
 from stepserve.live.event_log import Entry, Scheduler, read_events
 from stepserve.sim.outcomes import COUNTED_TOKENS, mean_steps
 from stepserve.sim.recording import RECORDED, RecordedRequest, Recording
+from stepserve.tables import as_table
 
 
 @dataclass(slots=True)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepserve.core.config import Choice, ServeConfig, from_table
+from stepserve.core.config import Choice, ServeConfig
 from stepserve.core.errors import FieldError
+from stepserve.tables import from_table
 
 OPTIONS = {
     "model": "'bundled', or the folder of a checkpoint in Hugging Face layout",

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-from stepserve.core.config import Choice, from_table
+from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError, check_known
 from stepserve.core.request import Family
+from stepserve.tables import from_table
 
 NOTHING = ""
 """In place of a class: the name stands for doing without."""

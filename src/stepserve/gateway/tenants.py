@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stepserve.core.config import ServeConfig, SLOClass, from_table
+from stepserve.core.config import ServeConfig, SLOClass
 from stepserve.core.errors import FieldError, check
 from stepserve.core.request import SLO
 from stepserve.gateway.errors import APIError
 from stepserve.gateway.keys import KeyRing, is_hash
+from stepserve.tables import from_table
 
 _LOG = logging.getLogger(__name__)
 

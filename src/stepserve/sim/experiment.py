@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepserve.core.config import as_table, from_table
 from stepserve.core.errors import FieldError, check_known, nearest
 from stepserve.core.request import Family
+from stepserve.tables import as_table, from_table
 
 from .a100 import known_models
 from .config import (

@@ -5,11 +5,10 @@ from stepserve.core.config import (
     ControlConfig,
     ServeConfig,
     SLOClass,
-    as_table,
-    from_table,
 )
 from stepserve.core.errors import FieldError
 from stepserve.core.request import ThresholdBounds
+from stepserve.tables import as_table, from_table
 
 
 def test_tables_become_frozen_values():

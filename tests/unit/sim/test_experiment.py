@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stepserve.core.config import Choice, as_table
+from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
 from stepserve.core.request import Family
 from stepserve.sim.experiment import put, read_experiment, read_experiments, read_table
 from stepserve.sim.run import SIMULATIONS
 from stepserve.sim.systems import SYSTEMS, candidates
+from stepserve.tables import as_table
 
 DIFFUSION = """
 systems = ["infaas"]
