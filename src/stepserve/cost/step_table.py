@@ -115,21 +115,13 @@ class StepProfiles:
 class StepTable:
     """A ``CostModel`` over one profile per tensor-parallel degree. Every scheduler owns its own."""
 
-    def __init__(
-        self,
-        profiles: Mapping[int, StepProfile],
-        *,
-        common_rate: float = COMMON_RATE,
-        size_rate: float = SIZE_RATE,
-    ) -> None:
-        """Rates of 0 switch the learning off."""
+    def __init__(self, profiles: Mapping[int, StepProfile]) -> None:
         self._profiles = dict(profiles)
         self._by_tokens = {
             degree: (*by_tokens(p), p.host_s, p.host_row_s) for degree, p in profiles.items()
         }
         self._common = dict.fromkeys(profiles, 1.0)
         self._sizes = {degree: [1.0] * len(p.sizes) for degree, p in profiles.items()}
-        self._common_rate, self._size_rate = common_rate, size_rate
 
     def step_time_s(
         self, tokens: int, rows: int, spec: InstanceSpec, mix: Mix | None = None
@@ -156,6 +148,6 @@ class StepTable:
             return
         error = max(-LOG_LIMIT, min(LOG_LIMIT, math.log(seconds / predicted)))
         degree = spec.tp_degree
-        self._common[degree] *= math.exp(self._common_rate * error)
+        self._common[degree] *= math.exp(COMMON_RATE * error)
         entry = self._profiles[degree].entry(tokens)
-        self._sizes[degree][entry] *= math.exp(self._size_rate * error)
+        self._sizes[degree][entry] *= math.exp(SIZE_RATE * error)

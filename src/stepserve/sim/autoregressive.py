@@ -34,7 +34,7 @@ from .known_steps import Truth
 from .links import Links
 from .outside import is_outside, outside
 from .record import RequestRecord
-from .recording import RECORDED, with_targets
+from .recording import RECORDED
 from .requests import draw, slo_classes, targets
 from .results import Row, mean, percentile_or_none
 from .simulation import Point, Simulation, per_instance
@@ -198,13 +198,8 @@ class AutoregressiveSimulation(Simulation):
         """What arrives, and how long each output gets."""
         experiment, point, recording = self.experiment, self.point, self.experiment.recording
         if recording is not None:
-            scale = recording.scale(point.rate_per_s)
-            requests = [
-                replace(r.request, arrival_s=scale * r.request.arrival_s)
-                for r in recording.requests
-            ]
-            lengths = [r.output_tokens for r in recording.requests]
-            return [with_targets(r, experiment.slo) for r in requests], lengths
+            requests = recording.requests_at(point.rate_per_s, experiment.slo)
+            return requests, [r.output_tokens for r in recording.requests]
         drawn = draw(experiment, point.rate_per_s, point.seed)
         slos, chosen = targets(experiment), slo_classes(experiment, point.seed, drawn)
         slack = experiment.workload.slack_tokens

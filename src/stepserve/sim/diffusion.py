@@ -8,7 +8,7 @@ with a seed of its own: it never saw the requests it is asked about.
 import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepserve.core.config import Choice
@@ -46,7 +46,7 @@ from .outcomes import MEAN_STEPS, THRESHOLDS, RecordedCounts, TraceOutcomes
 from .profiles import profiles
 from .quality import ACCURACY_KIND, accuracy_proxy
 from .record import DiffusionRecord, RequestRecord
-from .recording import RECORDED, Recording, with_targets
+from .recording import RECORDED, Recording
 from .requests import base_s, draw, slo_classes, targets
 from .results import mean, mean_threshold
 from .simulation import Point, Row, Simulation, per_instance
@@ -162,7 +162,7 @@ def _recorded_load(experiment: Experiment, recording: Recording, point: Point) -
     Its steps are known at the thresholds that it was run at. The assumption: at any other they
     differ as the published means do, and they spread evenly over its blocks.
     """
-    scale, requests = recording.scale(point.rate_per_s), recording.requests
+    requests = recording.requests
     ends = [r.output_tokens for r in requests]
     outcomes = _RecordedOutcomes(
         point.seed,
@@ -173,10 +173,7 @@ def _recorded_load(experiment: Experiment, recording: Recording, point: Point) -
     difficulty = sum(r.difficulty for r in requests) / len(requests)
     per_step = {t: n / difficulty for t, n in PUBLISHED.tokens_per_step.items()}
     return Load(
-        requests=[
-            with_targets(replace(r.request, arrival_s=scale * r.request.arrival_s), experiment.slo)
-            for r in requests
-        ],
+        requests=recording.requests_at(point.rate_per_s, experiment.slo),
         executors=TraceExecutors(outcomes, ends.__getitem__),
         yields=Yields(per_step, sum(ends) / len(ends), "the recorded run"),
         profiles=recording.profiles,

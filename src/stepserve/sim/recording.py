@@ -42,6 +42,11 @@ class Recording:
         span_s, gaps = self.requests[-1].request.arrival_s, len(self.requests) - 1
         return gaps / span_s / rate_per_s if rate_per_s and span_s else 1.0
 
+    def requests_at(self, rate_per_s: float, classes: tuple[SLOClass, ...]) -> list[Request]:
+        """The requests at a rate, 0 for the recorded one, with the targets of their classes."""
+        scale, recorded = self.scale(rate_per_s), [r.request for r in self.requests]
+        return [with_targets(replace(r, arrival_s=scale * r.arrival_s), classes) for r in recorded]
+
 
 def with_targets(request: Request, classes: tuple[SLOClass, ...]) -> Request:
     """A recorded request with the targets that its class is given now.

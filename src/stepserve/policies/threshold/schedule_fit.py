@@ -8,12 +8,12 @@ predicted remaining latency fits the deadline, picked anew at every step, under 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from stepserve.core.bounds import Bounded, Share
 from stepserve.core.protocols import Parts
 from stepserve.core.request import Request
 from stepserve.core.running import RunningRequest, StepPace
+
+from .deadline_fit import DeadlineFit
 
 Levels = tuple[int, int, int]
 """Index into the candidate thresholds (0: the highest) for each third of the output."""
@@ -30,13 +30,9 @@ def schedules(candidates: int) -> tuple[Levels, ...]:
 class ScheduleFit:
     """Monotone as ``deadline_fit`` is: less time or a slower pace never picks a better schedule."""
 
-    @dataclass(frozen=True, slots=True)
-    class Options(Bounded):
-        """``margin``: the share of a deadline that is planned against; else ``control.margin``."""
+    Options = DeadlineFit.Options
 
-        margin: Share | None = None
-
-    def __init__(self, options: Options, parts: Parts) -> None:
+    def __init__(self, options: DeadlineFit.Options, parts: Parts) -> None:
         self._margin = parts.margin(options.margin)
         self._schedules: dict[int, tuple[Levels, ...]] = {}
 
