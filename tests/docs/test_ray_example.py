@@ -5,8 +5,9 @@ from pathlib import Path
 import yaml
 
 from stepserve.cli.main import _parser
-from stepserve.cli.serve import configuration, read_toml
+from stepserve.cli.serve import configuration
 from stepserve.core.config import ServeConfig
+from stepserve.files import read_toml
 from stepserve.tables import from_table
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ def cpus(pod):
 
 
 def test_the_layout_is_a_configuration():
-    config = from_table(ServeConfig, read_toml(EXAMPLE / "serve.toml"))
+    config = from_table(ServeConfig, read_toml(EXAMPLE / "serve.toml", "config"))
     assert config.cluster == "ray://auto"
     assert config.instances * config.threads_per_instance == 2 * 4
 

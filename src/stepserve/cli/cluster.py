@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from stepserve.core.errors import FieldError, StepserveError
+from stepserve.files import read_text
 
 KEY_VARIABLE = "STEPSERVE_OPERATOR_KEY"
 
@@ -54,10 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _headers(file: Path | None) -> dict[str, str]:
     """Never on the command line, where others of the machine could read it."""
-    try:
-        key = os.environ.get(KEY_VARIABLE, "") if file is None else file.read_text().strip()
-    except OSError as error:
-        raise FieldError("--key-file", str(error)) from error
+    given = os.environ.get(KEY_VARIABLE, "")
+    key = given if file is None else read_text(file, "--key-file").strip()
     return {"authorization": f"Bearer {key}"} if key else {}
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from stepserve.core.config import ControlConfig
 from stepserve.core.errors import FieldError
 from stepserve.core.plan import PlanProblem, Slot, WorkloadClass
 from stepserve.core.request import CacheMode
+from stepserve.files import read_toml
 
 TOKENS_PER_STEP = (3.02, 3.89, 4.77, 5.65, 6.58)
 """LLaDA-8B at 0.9 .. 0.5 with the dual cache: the published planner's own (DiLaServe B3)."""
@@ -196,10 +196,7 @@ def _classes(args: argparse.Namespace) -> tuple[WorkloadClass, ...]:
     given = [name for name in names if getattr(args, name) is not None]
     if given:
         raise FieldError(option(given[0]), "is in the file of --workload")
-    try:
-        table = tomllib.loads(args.workload.read_text("utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise FieldError("--workload", f"cannot read {args.workload}: {error}") from error
+    table = read_toml(args.workload, "--workload")
     classes = table.get("class")
     if not isinstance(classes, list) or not classes:
         raise FieldError("--workload", f"{args.workload} has no [[class]] table")
@@ -289,8 +286,8 @@ def _load(path: Path) -> Any:
 
     try:
         return StepProfile.load(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FieldError("--profile", f"cannot read {path}: {error!r}") from error
+    except FieldError as error:
+        raise FieldError("--profile", error.message) from error
 
 
 def _text(

@@ -2,13 +2,10 @@
 
 import argparse
 import logging
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from stepserve.core.config import Choice, ServeConfig
-from stepserve.core.errors import FieldError
+from stepserve.files import read_toml
 from stepserve.tables import from_table
 
 OPTIONS = {
@@ -78,20 +75,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def configuration(args: argparse.Namespace) -> ServeConfig:
     """The configuration file, if any, under the options given."""
-    table = read_toml(args.config) if args.config else {}
+    table = read_toml(args.config, "config") if args.config else {}
     config = from_table(ServeConfig, table)
     given = {name: value for name, value in vars(args).items() if value is not None}
     options = {name: given[name] for name in (*OPTIONS, "engine") if name in given}
     control = {name: given[name] for name in (*POLICIES, "plan_every_s") if name in given}
     return from_table(ServeConfig, {**options, "control": control}, base=config)
-
-
-def read_toml(path: Path) -> Mapping[str, Any]:
-    """Parse a TOML file. Raises FieldError if it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise FieldError("config", f"{path}: {error}") from error
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,16 +3,18 @@
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import check
 from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.step import Mix
 from stepserve.cost.batch_table import BatchTable
 from stepserve.cost.roofline import Roofline
+from stepserve.files import content_of, read_json
 
 _RATES = {"flops_per_s": 1e12, "bytes_per_s": 1e11}
 """To begin the fit with; it leaves one of them if no batch was bound by it."""
@@ -82,12 +84,15 @@ class BatchProfile:
     @classmethod
     def load(cls, path: Path, field: str = "profile") -> "BatchProfile":
         """Read what ``save`` wrote. Raises FieldError (``field``) for a file of another kind."""
-        try:
-            table = json.loads(path.read_text())
+        table = read_json(path, field)
+        with content_of(path, field, "batch profile"):
             steps, learned = (
-                tuple((Mix(*map(int, mix)), float(s)) for *mix, s in rows)
+                tuple((Mix(*map(int, mix)), _seconds(s)) for *mix, s in rows)
                 for rows in (table["steps"], table.get("learned", ()))
             )
             return cls(Roofline(**table["line"]), steps, table["source"], learned)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FieldError(field, f"{path} is no batch profile: {error!r}") from error
+
+
+def _seconds(value: float) -> float:
+    check(0.0 < value < math.inf, "profile.steps", "must have seconds that are positive and finite")
+    return float(value)

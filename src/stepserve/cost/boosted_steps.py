@@ -37,6 +37,7 @@ from stepserve.cost.features import (
 )
 from stepserve.cost.forecast_parts import ForecastParts
 from stepserve.cost.remaining_steps import most_steps
+from stepserve.files import content_of, read_text
 
 FORMAT = "stepserve step model 1"
 """Weight of the newest finished request in the averages that the correction keeps."""
@@ -75,8 +76,8 @@ class StepModel:
     @classmethod
     def load(cls, path: Path) -> "StepModel":
         """Read a model. Raises FieldError (``predictor``) for a file that is none."""
-        try:
-            line, _, body = path.read_text().partition("\n")
+        line, _, body = read_text(path, "predictor").partition("\n")
+        with content_of(path, "predictor", "step model"):
             header = json.loads(line)
             if header.pop("format") != FORMAT or header["features"] not in FEATURE_SETS:
                 raise ValueError(f"not written as {FORMAT!r}")
@@ -85,8 +86,6 @@ class StepModel:
                 raise ValueError(f"{len(body)} characters of model, not {end + rest}")
             header.update(steps=body[:end], output=body[end:])
             model = cls(**{**header, "thresholds": tuple(header["thresholds"])})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FieldError("predictor", f"{path} cannot be read: {error}") from error
         Trees(model.steps, FEATURE_SETS[model.features], new_row())  # refuses a broken model now
         return model
 

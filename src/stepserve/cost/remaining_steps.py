@@ -7,7 +7,6 @@ settled per step by threshold, and the output length at which requests end.
 
 import bisect
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from stepserve.core.forecast import StepForecast
 from stepserve.core.request import Family, FinishReason, Progress, Request
 from stepserve.core.step import Step, StepOutcome
 from stepserve.cost.forecast_parts import ForecastParts
+from stepserve.files import content_of, read_json
 
 LEARNING_RATE = 0.02
 
@@ -37,17 +37,22 @@ class Yields:
 
     def __post_init__(self) -> None:
         """Raises FieldError for values that no forecast can be made of."""
-        if not self.tokens_per_step or min(self.tokens_per_step.values()) <= 0.0:
-            raise FieldError("yields.tokens_per_step", "needs positive values")
-        if self.output_tokens < 1.0:
-            raise FieldError("yields.output_tokens", "must be at least 1")
+        values = self.tokens_per_step.values()
+        if not values or not all(0.0 < value < math.inf for value in values):
+            raise FieldError("yields.tokens_per_step", "needs values, positive and finite")
+        if not 1.0 <= self.output_tokens < math.inf:
+            raise FieldError("yields.output_tokens", "must be at least 1 and finite")
 
     @classmethod
     def load(cls, path: Path) -> "Yields":
-        """Read yields from JSON: ``{"tokens_per_step": {"0.9": 2.1, ...}, ...}``."""
-        table = json.loads(path.read_text())
-        per_step = {float(t): float(y) for t, y in table["tokens_per_step"].items()}
-        return cls(per_step, table["output_tokens"], table["source"])
+        """Read yields from JSON: ``{"tokens_per_step": {"0.9": 2.1, ...}, ...}``.
+
+        Raises FieldError (``yields``) for another file.
+        """
+        table = read_json(path, "yields")
+        with content_of(path, "yields", "table of yields"):
+            per_step = {float(t): float(y) for t, y in table["tokens_per_step"].items()}
+            return cls(per_step, float(table["output_tokens"]), table["source"])
 
 
 def most_steps(request: Request, progress: Progress, settled: int) -> float:

@@ -4,6 +4,7 @@ Source: DynaServe 3.2 (the formula) and DynaServe 2.3 (the constants of the publ
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,8 +37,8 @@ class Roofline:
         """Raises FieldError for a number that no time can be made of."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value < 0 or (value == 0 and field.name != "base_s"):
-                raise FieldError(f"roofline.{field.name}", "must be positive")
+            if not 0 <= value < math.inf or (value == 0 and field.name != "base_s"):
+                raise FieldError(f"roofline.{field.name}", "must be positive and finite")
 
     @property
     def pair_s(self) -> float:

@@ -20,6 +20,7 @@ from stepserve.core.bounds import Bounded, FiniteNotNegative, ascends
 from stepserve.core.errors import FieldError
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.step import Mix
+from stepserve.files import content_of, read_json
 
 COMMON_RATE = 0.02
 SIZE_RATE = 0.05
@@ -46,20 +47,19 @@ class StepProfile(Bounded, path="profile"):
         Bounded.__post_init__(self)
         if not self.sizes or len(self.sizes) != len(self.seconds):
             raise FieldError("profile.sizes", "needs one entry in seconds per size, at least one")
-        if not ascends(self.sizes) or self.sizes[0] < 1:
-            raise FieldError("profile.sizes", "must ascend from at least 1")
+        whole = all(type(size) is int for size in self.sizes)
+        if not whole or not ascends(self.sizes) or self.sizes[0] < 1:
+            raise FieldError("profile.sizes", "must be whole numbers that ascend from at least 1")
         if not all(s > 0 and math.isfinite(s) for s in self.seconds):
             raise FieldError("profile.seconds", "must be positive and finite")
 
     @classmethod
     def load(cls, path: Path) -> "StepProfile":
         """Read a profile written by ``save``. Raises FieldError (``profile``) for another file."""
-        try:
-            table = json.loads(path.read_text())
+        table = read_json(path, "profile")
+        with content_of(path, "profile", "step-time table"):
             host = table.get("host_s", 0.0), table.get("host_row_s", 0.0)
             return cls(tuple(table["sizes"]), tuple(table["seconds"]), table["source"], *host)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FieldError("profile", f"{path} is no step-time table: {error!r}") from error
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON."""

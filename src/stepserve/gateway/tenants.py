@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import time
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from stepserve.core.config import ServeConfig, SLOClass
 from stepserve.core.errors import FieldError, check
 from stepserve.core.request import SLO
+from stepserve.files import read_toml
 from stepserve.gateway.errors import APIError
 from stepserve.gateway.keys import KeyRing, is_hash
 from stepserve.tables import from_table
@@ -82,11 +82,7 @@ def read_tenants(path: Path, classes: Collection[str]) -> TenantsFile:
 
     Raises FieldError naming the key at fault.
     """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise FieldError("tenants", f"{path}: {error}") from error
-    read = from_table(TenantsFile, table)
+    read = from_table(TenantsFile, read_toml(path, "tenants"))
     check(all(map(is_hash, read.operator.keys)), "operator.keys", "must be hashes")
     seen = dict.fromkeys(read.operator.keys, "operator")
     for name, tenant in read.tenants.items():

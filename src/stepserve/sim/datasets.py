@@ -16,8 +16,6 @@ and estimates:
   length) are lengths of reference answers, not of the models' own.
 """
 
-import csv
-import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepserve.core.errors import FieldError, check_known
-from stepserve.sim.data import data_file, facts
+from stepserve.sim.data import data_file, facts, rows_of
 from stepserve.sim.workload import Arrival, RateCurve, renewal
 
 DATASETS = ("gsm8k", "mmlu-pro", "mbpp", "sharegpt")
@@ -148,9 +146,9 @@ def _sharegpt(count: int, seed: int) -> tuple[Ints, Ints]:
     shape = facts("workloads")["datasets"]["sharegpt"]
     path = data_file("lengths/sharegpt8k.csv.gz")
     if path is not None:
-        with gzip.open(path, "rt", newline="") as file:
-            rows = [(int(r["input_tokens"]), int(r["output_tokens"])) for r in csv.DictReader(file)]
-        inputs, answers = (np.array(column) for column in zip(*rows, strict=True))
+        with rows_of(path) as table:
+            rows = [(int(r["input_tokens"]), int(r["output_tokens"])) for r in table]
+            inputs, answers = (np.array(column) for column in zip(*rows, strict=True))
     else:
         rng = np.random.default_rng(0)  # the pool is the same for every seed
         inputs, answers = (

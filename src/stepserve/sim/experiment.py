@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from stepserve.core.errors import FieldError, check_known, nearest
 from stepserve.core.request import Family
+from stepserve.files import read_toml
 from stepserve.tables import as_table, from_table
 
 from .a100 import known_models
@@ -110,10 +111,7 @@ def read_table(
 
     A ``partial`` one needs no setting. Raises FieldError if there is none.
     """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise FieldError("config", f"{path} cannot be read: {error}") from error
+    table = read_toml(path, "config")
     if "setting" not in table and not partial:
         raise FieldError("setting", f"{path} has none: see docs/simulator.md, Experiment files")
     return changed(table, quick=quick, changes=changes)

@@ -15,8 +15,6 @@ are unknown; ours are in docs/simulator.md. What is not what its name says:
 - Rows are drawn independently: the order of a trace, and what follows from it, is lost.
 """
 
-import csv
-import gzip
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -24,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepserve.core.errors import FieldError, check_known
-from stepserve.sim.data import data_file, facts
+from stepserve.sim.data import data_file, facts, rows_of
 from stepserve.sim.datasets import LENGTHS
 
 Floats = NDArray[np.float64]
@@ -114,6 +112,6 @@ def recorded(workload: str) -> Ints:
     path = data_file(TRACES[workload])
     if path is None:
         raise FieldError("source", f"recorded, but {TRACES[workload]} is not in the data folder")
-    with gzip.open(path, "rt", newline="") as file:
-        rows = [(int(r["input_tokens"]), int(r["output_tokens"])) for r in csv.DictReader(file)]
+    with rows_of(path) as table:
+        rows = [(int(r["input_tokens"]), int(r["output_tokens"])) for r in table]
     return np.array(rows)

@@ -18,7 +18,6 @@ What is assumed, because nobody published it:
 - The recompute interval does not change the counts; its price is in ``sim/quality``.
 """
 
-import csv
 import math
 import random
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from stepserve.core.errors import FieldError
 from stepserve.core.ids import RequestId
 from stepserve.core.request import Confidence, FinishReason, Request
 from stepserve.core.step import Step, StepOutcome
-from stepserve.sim.data import data_file, facts
+from stepserve.sim.data import data_file, facts, rows_of
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 MEAN_STEPS = (85.70, 67.05, 54.08, 44.83, 38.65)
@@ -86,8 +85,8 @@ def recorded_counts() -> RecordedCounts | None:
     path = data_file("dlm/gsm8k_steps_by_threshold.csv")
     if path is None:
         return None
-    with path.open(newline="") as file:
-        rows = [tuple(float(r[f"t{t}"]) for t in THRESHOLDS) for r in csv.DictReader(file)]
+    with rows_of(path) as table:
+        rows = [tuple(float(r[f"t{t}"]) for t in THRESHOLDS) for r in table]
     return RecordedCounts(tuple(rows))
 
 

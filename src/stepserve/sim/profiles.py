@@ -10,7 +10,6 @@ DiLaServe D9 (round up, do not smooth). Deviations, each named in the profile's 
   profiles' own grid of 32 tokens.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from stepserve.core.bounds import Bounded, FiniteNotNegative
 from stepserve.core.errors import FieldError
 from stepserve.cost.step_table import StepProfile
-from stepserve.sim.data import data_file, facts
+from stepserve.sim.data import data_file, facts, rows_of
 from stepserve.sim.outside import is_outside, outside
 
 GRID_TOKENS = 32
@@ -99,9 +98,9 @@ def _points(gpu: str, model: str, tp: int) -> tuple[Points, str]:
     if path is not None:
         wanted = (gpu, MODELS[model], str(tp), "false", "default")
         keys = ("gpu", "model", "tp", "cuda_graph", "cache_variant")
-        with path.open(newline="") as file:
-            rows = [r for r in csv.DictReader(file) if tuple(r[k] for k in keys) == wanted]
-        points = {int(r["tokens"]): float(r["seconds"]) for r in rows}
+        with rows_of(path) as table:
+            rows = [r for r in table if tuple(r[k] for k in keys) == wanted]
+            points = {int(r["tokens"]): float(r["seconds"]) for r in rows}
         return dict(sorted(points.items())), f"published profile, all points: {name}"
     shipped = facts("profiles")
     table = shipped["tables"][f"{gpu}/{model}/{tp}"]

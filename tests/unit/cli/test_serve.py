@@ -66,4 +66,4 @@ def test_a_bad_file_names_the_field(tmp_path, text, field):
 
 def test_a_missing_file_is_one_line_and_status_2(capsys):
     assert main(["serve", "--config", "nowhere.toml"]) == 2
-    assert capsys.readouterr().err.startswith("stepserve serve: config: nowhere.toml")
+    assert capsys.readouterr().err.startswith("stepserve serve: config: cannot read nowhere.toml")

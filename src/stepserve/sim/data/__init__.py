@@ -5,11 +5,19 @@ Full data sets are never part of the package: they are read at run time from the
 by ``STEPSERVE_DATA``, by default ``../shared/data`` beside a source checkout.
 """
 
+import csv
+import gzip
 import json
 import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from stepserve.core.errors import FieldError
+from stepserve.files import content_of
 
 
 def facts(name: str) -> Any:
@@ -23,3 +31,19 @@ def data_file(name: str) -> Path | None:
     folder = Path(os.environ.get("STEPSERVE_DATA", beside_checkout))
     path = folder / name
     return path if path.is_file() else None
+
+
+@contextmanager
+def rows_of(path: Path) -> Iterator[Iterator[dict[str, str]]]:
+    """Rows of a table in CSV, gzipped or not. What fails while they are read is its fault.
+
+    Raises FieldError (``STEPSERVE_DATA``) then.
+    """
+    try:
+        with content_of(path, "STEPSERVE_DATA", "table as it was published"):
+            zipped = path.suffix == ".gz"
+            opened = gzip.open if zipped else open
+            with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+                yield csv.DictReader(file)
+    except (OSError, EOFError, csv.Error, zlib.error) as error:
+        raise FieldError("STEPSERVE_DATA", f"cannot read {path}: {error}") from error
