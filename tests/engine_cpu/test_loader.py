@@ -157,7 +157,7 @@ def setting(key, value):
          "MistralForCausalLM is not supported; these are: DreamModel, Fast_dLLM_QwenForCausalLM, "
          "LLaDA2MoeModelLM, .*, Qwen3ForCausalLM, SDARForCausalLM"),
         (setting("architectures", None), r"\(none\) is not supported"),
-        (lambda config, tensors: config.pop("d_model"), "config.json lacks 'd_model'"),
+        (lambda config, tensors: config.pop("d_model"), r"config\.json: lacks 'd_model'"),
         (setting("rope", False), "rope = False is not supported, only True"),
         (drop("model.transformer.ln_f.weight"), "missing tensors: model.transformer.ln_f.weight"),
         (put("model.extra.weight", (2,)), "unexpected tensors: model.extra.weight"),

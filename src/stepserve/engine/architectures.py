@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
-from stepserve.core.errors import FieldError
 from stepserve.core.request import Family
+from stepserve.engine.config_fields import MOST_POSITIONS, refuse_value
 from stepserve.engine.models.experts import ExpertsConfig, GroupedRouting, SoftmaxRouting
 from stepserve.engine.models.rotary import Llama3Scaling, Scaling, YarnScaling
 from stepserve.engine.models.transformer import ModelConfig
@@ -61,11 +61,6 @@ def _renamed(names: Mapping[str, str], name: str) -> str:
     return f"{names[part]}.{kind}"
 
 
-def refuse_value(key: str, value: object, only: str) -> NoReturn:
-    """Raise the FieldError that says which value of a config key is supported."""
-    raise FieldError("model", f"{key} = {value!r} is not supported, only {only}")
-
-
 def _ends(raw: Mapping[str, Any]) -> tuple[int, ...]:
     """Ids that end a text, the first of them the model's own."""
     eos = raw["eos_token_id"]
@@ -109,6 +104,8 @@ def _config(raw: Mapping[str, Any], *, mlp: str = "intermediate_size", **more: A
     rope, scaling = raw.get("rope_parameters") or {}, _scaling(raw, positions)
     if isinstance(scaling, YarnScaling):
         positions = max(positions, int(scaling.factor * scaling.original_positions))
+        if positions > MOST_POSITIONS:
+            refuse_value("rope_scaling", scaling.factor, f"up to {MOST_POSITIONS} positions")
     head_dim = more.pop("head_dim", None) or raw.get("head_dim") or raw["hidden_size"] // heads
     partial_rotary = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     first, *others = _ends(raw)
@@ -143,6 +140,8 @@ def _scaling(raw: Mapping[str, Any], positions: int) -> Scaling | None:
     original = rope.get("original_max_position_embeddings", positions)
     if kind == "llama3":
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        if low >= high:
+            refuse_value(f"{key}.low_freq_factor", low, "less than high_freq_factor")
         return Llama3Scaling(rope["factor"], low, high, original)
     if kind != "yarn" or rope.get("mscale") or not rope.get("truncate", True):
         refuse_value(key, rope, "plain rotary embeddings, llama3 and plain yarn")
@@ -161,26 +160,16 @@ def _yarn_attention(factor: float) -> float:
 
 def _sdar_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Qwen3 with blocks. Released without ``block_size``, the model is the one of blocks of 4."""
-    return _qwen3_config(raw, attention_block=_count(raw, "block_size", 4))
+    return _qwen3_config(raw, attention_block=raw.get("block_size", 4))
 
 
 def _qwen3_config(raw: Mapping[str, Any], **more: Any) -> ModelConfig:
     return _config(raw, qk_norm=True, head_dim=raw.get("head_dim", 128), **more)
 
 
-def _count(raw: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
-    """A whole number, by default too where the key says null."""
-    value = raw.get(key)
-    if value is None:
-        return default
-    if type(value) is not int or value < least:
-        refuse_value(key, value, f"a whole number from {least} on")
-    return value
-
-
 def _fast_dllm_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Qwen2 with blocks; what predicts a position stands before it, as in Qwen2."""
-    block = _count(raw, "bd_size", 32)
+    block = raw.get("bd_size", 32)
     return _config(raw, qkv_bias=True, shift_logits=True, attention_block=block)
 
 
@@ -220,14 +209,13 @@ def _llada2_config(raw: Mapping[str, Any]) -> ModelConfig:
         size,
         routing,
         size * (raw.get("num_shared_experts") or 0),
-        frozenset(range(_count(raw, "first_k_dense_replace", 0, least=0))),
+        frozenset(range(min(raw.get("first_k_dense_replace", 0), raw["num_hidden_layers"]))),
     )
-    rotary = raw.get("partial_rotary_factor")
     return _config(
-        {**raw, "partial_rotary_factor": 0.5 if rotary is None else rotary},
+        {"partial_rotary_factor": 0.5, **raw},
         qk_norm=raw.get("use_qk_norm", True),
         qkv_bias=raw.get("use_qkv_bias", False),
-        attention_block=_count(raw, "block_size", 32),
+        attention_block=raw.get("block_size", 32),
         experts=experts,
     )
 

@@ -8,7 +8,7 @@ constructor ``(options, parts)``; modules are imported when one of their classes
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -166,17 +166,22 @@ def build(
     if found is None:
         return None
     cls, options = found
-    with inside(field or f"control.{kind}"):
+    own = {one.name for one in dataclasses.fields(cls.Options)}
+    with inside(field or f"control.{kind}", own):
         return cls(options, parts)
 
 
 @contextlib.contextmanager
-def inside(field: str) -> Iterator[None]:
-    """Errors of a part name its own keys; ``use`` stands for the choice of it."""
+def inside(field: str, own: Collection[str] | None = None) -> Iterator[None]:
+    """Errors of a part name its ``own`` keys (any, if they are not given).
+
+    ``use`` stands for the choice of it. Errors that name something else are left as they are.
+    """
     try:
         yield
     except FieldError as error:
-        if error.field.startswith("control."):
+        others = own is not None and error.field.partition(".")[0] not in {"use", *own}
+        if others or error.field.startswith("control."):
             raise
         inside = field if error.field == "use" else f"{field}.{error.field}"
         raise FieldError(inside, error.message) from error
