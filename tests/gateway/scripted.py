@@ -52,6 +52,13 @@ def build_tokenizer(**config):
 TOKENIZER = build_tokenizer()
 
 
+def stripping():
+    """The same, but a space at the beginning of a text is left out."""
+    raw = Tokenizer.from_str(TOKENIZER._tokenizer.to_str())
+    raw.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return TextTokenizer(raw, {})
+
+
 def card(**changes):
     facts = {
         "id": "tiny",

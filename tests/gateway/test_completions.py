@@ -17,6 +17,7 @@ from gateway.scripted import (
     byte_ids,
     card,
     stream_events,
+    stripping,
 )
 from stepserve.core.payload import SettledToken
 
@@ -246,7 +247,7 @@ async def test_logprobs():
 
 async def test_a_leading_space_that_the_decoder_drops(monkeypatch):
     """Whole and streamed alike; after the echo of the prompt it stays, between two words."""
-    monkeypatch.setattr(TOKENIZER, "lead", " ")
+    monkeypatch.setattr(TOKENIZER, "_pieces", stripping()._pieces)
     space, a, b = byte_ids(" ab")
     gateway = Gateway([[space, a], [b]])
     whole = (await gateway.complete(logprobs=0)).json()["choices"][0]
@@ -282,7 +283,7 @@ async def test_names_of_tokens_are_unique():
 async def test_the_best_of_a_name_has_it(monkeypatch):
     """Whatever their order; the others go by their ids."""
     a, b, c = byte_ids("abc")
-    monkeypatch.setitem(TOKENIZER._bytes, b, b"a")
+    monkeypatch.setitem(TOKENIZER._pieces.table, b, b"a")
     gateway = Gateway([[SettledToken(0, a, -3.0, ((a, -3.0), (c, -2.0), (b, -1.0)))]])
     choice = (await gateway.complete(logprobs=3)).json()["choices"][0]
     assert choice["logprobs"]["top_logprobs"] == [{"a": -1.0, "c": -2.0, f"token_id:{a}": -3.0}]

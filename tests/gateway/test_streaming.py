@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scripted import EOS, TOKENIZER, byte_ids, settled
+from gateway.scripted import EOS, TOKENIZER, byte_ids, settled, stripping
 from stepserve.core.request import FinishReason
 from stepserve.gateway.streaming import ChoiceText, EndRules
 
 
-def run(ids, chunks=None, lead="", **rules):
+def run(ids, chunks=None, tokenizer=TOKENIZER, **rules):
     """Feed ids cut into chunks of the given sizes; return the choice and its deltas."""
     rules = EndRules(**({"max_tokens": 10_000, "eos_token_ids": frozenset({EOS})} | rules))
-    choice = ChoiceText(TOKENIZER.token_bytes, rules, lead)
+    choice = ChoiceText(tokenizer.decoding(), rules)
     tokens, deltas, start = settled(ids), [], 0
     for size in chunks or [1] * len(ids):
         deltas.append(choice.feed(tokens[start : start + size]))
@@ -28,6 +28,7 @@ def first_stop(text, stops):
     return min(found) if found else None
 
 
+STRIPPING = stripping()
 texts = st.text(alphabet="ab☃🙂 ", max_size=20)
 stop_lists = st.lists(st.text(alphabet="ab☃ ", min_size=1, max_size=4), max_size=4)
 chunkings = st.lists(st.integers(0, 7), max_size=30)
@@ -47,7 +48,7 @@ def test_stops_do_not_depend_on_chunks_or_tokens(text, stops, chunks, include, b
 
 @given(texts, stop_lists, chunkings)
 def test_a_leading_space_is_left_out_before_stops_are_looked_for(text, stops, chunks):
-    choice, _ = run(byte_ids(text), chunks, lead=" ", stops=tuple(stops))
+    choice, _ = run(byte_ids(text), chunks, STRIPPING, stops=tuple(stops))
     shown, _ = run(byte_ids(text.removeprefix(" ")), stops=tuple(stops))
     assert (choice.text, choice.stop_reason) == (shown.text, shown.stop_reason)
     assert choice.left_out == text.startswith(" ")
@@ -57,7 +58,7 @@ def test_a_leading_space_is_left_out_before_stops_are_looked_for(text, stops, ch
 def test_only_a_possible_stop_is_held_back(text, stops, chunks):
     """Fault 38: at any moment, what is not shown is a proper prefix of a stop string."""
     rules = EndRules(max_tokens=10_000, stops=tuple(stops))
-    choice = ChoiceText(TOKENIZER.token_bytes, rules)
+    choice = ChoiceText(TOKENIZER.decoding(), rules)
     tokens, start = settled(byte_ids(text)), 0
     for size in chunks:
         choice.feed(tokens[start : start + size])

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
 
 from gateway.scripted import (
     BOS,
@@ -14,6 +13,7 @@ from gateway.scripted import (
     SPECIALS,
     TOKENIZER,
     build_tokenizer,
+    stripping,
 )
 from stepserve.core.errors import FieldError
 from stepserve.gateway.tokenizer import TextTokenizer
@@ -28,9 +28,8 @@ def test_round_trip(text):
 
 
 def test_a_decoder_that_drops_the_first_space():
-    raw = Tokenizer.from_str(TOKENIZER._tokenizer.to_str())
-    raw.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tokenizer = TextTokenizer(raw, {})
+    tokenizer = stripping()
+    raw = tokenizer._tokenizer
     for text in ("hello", " hello", "  hello world", " ", ""):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == raw.decode(ids)
@@ -86,9 +85,31 @@ def test_reads_a_model_folder(tmp_path):
     assert chat == (BOS, *tokenizer.encode("ab"))
 
 
-def test_other_vocabularies_are_refused():
-    """Fault 23: say so at start."""
-    other = Tokenizer(models.BPE())
-    other.decoder = decoders.Metaspace()
-    with pytest.raises(FieldError, match="byte-level"):
-        TextTokenizer(other, {})
+WRONG = {
+    "no tokenizer": ("tokenizer.json", "{}", "tokenizer.json: is no tokenizer"),
+    "pointer": ("tokenizer.json", "version https://git-lfs.github.com/spec/v1", "git-lfs pointer"),
+    "cut off": ("tokenizer.json", TOKENIZER._tokenizer.to_str()[:300], "is no tokenizer"),
+    "missing": ("tokenizer.json", None, "cannot read .*tokenizer.json: No such file"),
+    "no config": ("tokenizer_config.json", None, "cannot read .*tokenizer_config.json: No such"),
+    "config list": ("tokenizer_config.json", "[]", "tokenizer_config.json holds no JSON object"),
+    "token": ("tokenizer_config.json", '{"bos_token": 1}', "bos_token must be a string"),
+    "template": ("tokenizer_config.json", '{"chat_template": "{% if"}', "chat_template cannot be"),
+    "list": ("tokenizer_config.json", '{"chat_template": [1]}', "must be a string, or a list"),
+    "number": ("tokenizer_config.json", '{"chat_template": 1}', "chat_template must be a string"),
+    "completion": ("tokenizer_config.json", '{"completion_template": null}', "must be a string"),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "said"), WRONG.values(), ids=WRONG)
+def test_a_file_that_cannot_be_used_is_named(tmp_path, name, text, said):
+    TOKENIZER._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    TextTokenizer.from_folder(tmp_path)
+    (tmp_path / name).unlink()
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(FieldError, match=said) as caught:
+        TextTokenizer.from_folder(tmp_path)
+    assert caught.value.field == "model"
+    assert str(tmp_path / name) in caught.value.message
+    assert "\n" not in caught.value.message

@@ -39,9 +39,7 @@ class Choice:
 
     def __init__(self, sample: Sample, tokenizer: TextTokenizer) -> None:
         self.sample = sample
-        self.text = ChoiceText(
-            tokenizer.token_bytes, sample.rules, "" if sample.echo else tokenizer.lead
-        )
+        self.text = ChoiceText(tokenizer.decoding(begins=not sample.echo), sample.rules)
         self.events: list[TextEvent] = []
         self.report: RequestReport | None = None
         self.failure: APIError | None = None

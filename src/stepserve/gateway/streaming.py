@@ -5,12 +5,12 @@ of a stop string is ever shown (unless asked for); the earliest end in token ord
 after that end are neither shown nor billed.
 """
 
-import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepserve.core.payload import SettledToken
 from stepserve.core.request import FinishReason
+from stepserve.gateway.decoding import Decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,12 @@ class Delta:
 class ChoiceText:
     """The text of one choice, as far as it has come.
 
-    ``stop_reason`` is the stop string or stop token id that ended it (vLLM's field). ``lead`` is
-    left out where the text begins with it; ``left_out`` is how many characters that were.
+    ``stop_reason`` is the stop string or stop token id that ended it (vLLM's field).
     """
 
-    def __init__(
-        self, token_bytes: Callable[[int], bytes], rules: EndRules, lead: str = ""
-    ) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, decoding: Decoding, rules: EndRules) -> None:
+        self._decoding = decoding
         self._rules = rules
-        # Holds back incomplete UTF-8 sequences; turns invalid ones into U+FFFD.
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._lead = lead
-        self.left_out = 0
         self._held = ""
         self._shown: list[str] = []
         self.tokens: list[SettledToken] = []
@@ -68,11 +61,16 @@ class ChoiceText:
         """All text shown so far."""
         return "".join(self._shown)
 
+    @property
+    def left_out(self) -> int:
+        """How many characters the first tokens would have had elsewhere."""
+        return self._decoding.left_out
+
     def feed(self, tokens: Sequence[SettledToken]) -> Delta:
         """Take the next settled tokens, in order. Those after the end are dropped."""
         billed, plain = len(self.tokens), self._plain(tokens)
         self.tokens += tokens[:plain]
-        parts = [self._decoded(*[token.token_id for token in tokens[:plain]])] if plain else []
+        parts = [self._decoding.push(*[token.token_id for token in tokens[:plain]])]
         for token in tokens[plain:]:
             if self.finish is not None:
                 break
@@ -106,19 +104,11 @@ class ChoiceText:
             return self._finish(FinishReason.STOP)
         if may_stop and token.token_id in rules.stop_token_ids:
             self.stop_reason = token.token_id
-            last = self._decoded(token.token_id) if rules.include_stop else ""
+            last = self._decoding.push(token.token_id) if rules.include_stop else ""
             return self._finish(FinishReason.STOP, last)
-        text = self._push(self._decoded(token.token_id), may_stop)
+        text = self._push(self._decoding.push(token.token_id), may_stop)
         if self.finish is None and len(self.tokens) >= rules.max_tokens:
             text += self._finish(FinishReason.LENGTH)
-        return text
-
-    def _decoded(self, *token_ids: int) -> str:
-        """The whole characters that tokens complete."""
-        text = self._utf8.decode(b"".join(map(self._token_bytes, token_ids)))
-        if text and self._lead:
-            text, whole = text.removeprefix(self._lead), text
-            self._lead, self.left_out = "", len(whole) - len(text)
         return text
 
     def _push(self, piece: str, may_stop: bool) -> str:
@@ -162,6 +152,6 @@ class ChoiceText:
     def _finish(self, reason: FinishReason, last: str = "") -> str:
         """End the choice; what was held back is text after all."""
         self.finish = reason
-        text = self._held + last + self._utf8.decode(b"", final=True)
+        text = self._held + last + self._decoding.end()
         self._held = ""
         return text

@@ -7,53 +7,54 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from stepserve.core.errors import FieldError
+from stepserve.core.errors import FieldError, check
+from stepserve.files import read_json, read_text
+from stepserve.gateway.decoding import ALPHABET, BYTE_TOKENS, FILE, Decoding, Pieces
+
+CONFIG_FILE, CHAT = "tokenizer_config.json", "chat_template"
+
+_PROBE = "a \N{SNOWMAN}"
+"""Has a character that most vocabularies lack: without a token for those, texts would fail."""
 
 _TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "sep_token", "unk_token", "mask_token")
 
 
 class TextTokenizer:
-    """A byte-level tokenizer with the model's prompt templates.
-
-    Only byte-level vocabularies are taken: there each token is a byte string, so text can be
-    put together incrementally without ever decoding a prefix twice. The open diffusion models
-    (LLaDA, Dream, SDAR, ...) all have one, as have Llama 3, Qwen2 and SmolLM2.
-    """
+    """A tokenizer with the model's prompt templates. Of its decoders see ``decoding``."""
 
     def __init__(self, tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-        """Raises FieldError when the vocabulary is not byte-level.
-
-        ``lead`` is what the decoder leaves out at the beginning of a text.
-        """
+        """Raises FieldError, whose field is the file that has what cannot be used."""
         self._tokenizer = tokenizer
-        decoders = _decoders(tokenizer)
-        self.lead = "".join(d["content"] * d["start"] for d in decoders if d["type"] == "Strip")
-        self._bytes = _byte_table(tokenizer)
-        self._most_bytes = _most_bytes_of_a_token(tokenizer, self._bytes.values())
-        added = tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(index for index, token in added.items() if token.special)
-        self._variables = {key: _content(config.get(key)) for key in _TOKEN_KEYS}
+        self._pieces = Pieces(tokenizer)
+        self._most_bytes = _most_bytes_of_a_token(tokenizer, self._pieces.table.values())
+        self._variables = {key: _content(key, config.get(key)) for key in _TOKEN_KEYS}
         environment = _template_environment()
         chat = _named_template(config.get("chat_template"))
         completion = config.get("completion_template", "{{ bos_token }}{{ prompt }}")
         self._chat_source = chat or ""
-        self._chat_template = None if chat is None else environment.from_string(chat)
-        self._completion_template = environment.from_string(completion)
+        self._chat_template = None if chat is None else _parsed(environment, CHAT, chat)
+        self._completion_template = _parsed(environment, "completion_template", completion)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TextTokenizer":
-        """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``."""
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``.
+
+        Raises FieldError (``model``) that names the file at fault.
+        """
+        text = read_text(folder / FILE, "model")
+        config = read_json(folder / CONFIG_FILE, "model")
         template = folder / "chat_template.jinja"
         if template.exists():
-            config["chat_template"] = template.read_text(encoding="utf-8")
-        return cls(tokenizer, config)
+            config[CHAT] = read_text(template, "model")
+        try:
+            return cls(_tokenizer(text), config)
+        except FieldError as error:
+            raise FieldError("model", f"{folder / error.field}: {error.message}") from error
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of the text alone; names of special tokens in it are taken as such."""
@@ -97,7 +98,7 @@ class TextTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to the text: nothing for special tokens and unused ids."""
-        return b"" if token_id in self._special else self._bytes.get(token_id, b"")
+        return self._pieces.usual.get(token_id, b"")
 
     def token_name(self, token_id: int) -> str:
         r"""A token as log probabilities show it, also one that is no text by itself.
@@ -105,7 +106,7 @@ class TextTokenizer:
         Special tokens by their names, parts of characters by their bytes (``bytes:\xe2``), ids
         that stand for nothing by themselves (``token_id:7``).
         """
-        data = self._bytes.get(token_id)
+        data = self._pieces.table.get(token_id)
         if not data:
             return f"token_id:{token_id}"
         try:
@@ -115,8 +116,12 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out, invalid bytes as U+FFFD."""
-        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
-        return text.removeprefix(self.lead)
+        decoding = self.decoding()
+        return decoding.push(*ids) + decoding.end()
+
+    def decoding(self, *, begins: bool = True) -> Decoding:
+        """The text of tokens as they come. ``begins``: whether nothing stands before it."""
+        return Decoding(self._pieces, begins=begins)
 
     def _fill(self, template: Template, field: str, **values: Any) -> str:
         try:
@@ -141,37 +146,28 @@ def _refuse(message: str) -> None:
     raise ValueError(message)
 
 
-def _content(token: Any) -> str:
+def _content(key: str, token: Any) -> str:
     """A special token of ``tokenizer_config.json``: a string, an object, or absent."""
-    return str(token["content"]) if isinstance(token, Mapping) else str(token or "")
+    content = token.get("content") if isinstance(token, Mapping) else token or ""
+    check(isinstance(content, str), CONFIG_FILE, f"{key} must be a string, or an object with one")
+    return str(content)
 
 
-def _named_template(template: Any) -> str | None:
+def _named_template(template: Any) -> Any:
     """The chat template, out of one template or a list of named ones."""
-    if isinstance(template, list):
-        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return None if template is None else str(template)
+    if not isinstance(template, list):
+        return template
+    named = all(isinstance(entry, Mapping) for entry in template)
+    check(named, CONFIG_FILE, f"{CHAT} must be a string, or a list of named ones")
+    return next((e.get("template") for e in template if e.get("name") == "default"), None)
 
 
-def _decoders(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The decoder's steps, in order. Raises FieldError unless they turn bytes into text."""
-    decoder = json.loads(tokenizer.to_str())["decoder"] or {"type": None}
-    steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
-    if not any(step["type"] == "ByteLevel" for step in steps):
-        raise FieldError("tokenizer.json", "only byte-level tokenizers are supported")
-    return steps
-
-
-def _byte_table(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """The bytes of every token; added tokens stand for their own text."""
-    to_byte = _byte_alphabet()
-    added = tokenizer.get_added_tokens_decoder()
-    table = {
-        index: bytes(to_byte[char] for char in token)
-        for token, index in tokenizer.get_vocab(with_added_tokens=False).items()
-        if index not in added
-    }
-    return table | {index: token.content.encode() for index, token in added.items()}
+def _parsed(environment: ImmutableSandboxedEnvironment, key: str, template: Any) -> Template:
+    check(isinstance(template, str), CONFIG_FILE, f"{key} must be a string")
+    try:
+        return environment.from_string(template)
+    except (TemplateError, RecursionError) as error:
+        raise FieldError(CONFIG_FILE, f"{key} cannot be used: {error}") from error
 
 
 def _most_bytes_of_a_token(tokenizer: Tokenizer, tokens: Iterable[bytes]) -> float:
@@ -186,12 +182,19 @@ def _most_bytes_of_a_token(tokenizer: Tokenizer, tokens: Iterable[bytes]) -> flo
         step["type"] in ("ByteLevel", "Digits", "Split") and step.get("behavior") != "Removed"
         for step in steps
     )
-    normalizers = {step["type"] for step in _flat(parts["normalizer"], "normalizers")}
+    normalizers = {_normalizer(step) for step in _flat(parts["normalizer"], "normalizers")}
     strips = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
-    complete = _byte_alphabet().keys() <= parts["model"].get("vocab", {}).keys()
-    if not keeps or strips or not complete or not normalizers <= {"NFC"}:
+    single = BYTE_TOKENS if parts["model"].get("byte_fallback") else ALPHABET.keys()
+    complete = single <= tokenizer.get_vocab().keys()
+    if not keeps or strips or not complete or not normalizers <= {"NFC", "Prepend", "spaces"}:
         return math.inf
-    return max(map(len, tokens)) * (4.0 if normalizers else 1.0)
+    return max(map(len, tokens)) * (4.0 if "NFC" in normalizers else 1.0)
+
+
+def _normalizer(step: Mapping[str, Any]) -> str:
+    """What a step does to a text; ``spaces``: it writes them as SentencePiece does."""
+    written = step.get("pattern") == {"String": " "} and step.get("content") == "▁"
+    return "spaces" if step["type"] == "Replace" and written else str(step["type"])
 
 
 def _flat(step: Any, below: str) -> list[dict[str, Any]]:
@@ -203,9 +206,13 @@ def _flat(step: Any, below: str) -> list[dict[str, Any]]:
     return [inner for outer in step[below] for inner in _flat(outer, below)]
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: visible Latin-1 characters are themselves, the rest follow."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    stand_ins = {chr(byte): byte for byte in visible}
-    return stand_ins | {chr(256 + offset): byte for offset, byte in enumerate(hidden)}
+def _tokenizer(text: str) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.encode(_PROBE, add_special_tokens=False)
+    except BaseException as error:  # the package raises nothing narrower, and panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        why = " ".join(str(error).split())
+        raise FieldError(FILE, f"is no tokenizer that can be used: {why}") from error
+    return tokenizer
