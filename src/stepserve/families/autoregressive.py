@@ -30,7 +30,6 @@ AUTOREGRESSIVE = ModelFamily(
         "caps_every_s": _EXACT,
         "migration": "a request moves where its placement says",
         "refresh": "every step is exact",
-        "planner": "layouts are planned for diffusion models only",
     },
     request_fields=frozenset(),
     forecast=lambda parts: "hinted",

@@ -57,6 +57,8 @@ class ModelFamily:
         """
         options = []
         control = self.resolved(control)
+        if control.plans and self.name is not Family.DIFFUSION:
+            raise FieldError("control.planner", "layouts are planned for diffusion models only")
         for kind in self.defaults:
             part = chosen(kind, getattr(control, kind), self.name)
             if part is not None:

@@ -10,7 +10,7 @@ import logging
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from .wire import packed
 
@@ -38,8 +38,7 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
-        assert isinstance(transport, asyncio.Transport), "a stream"
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""

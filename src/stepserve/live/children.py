@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import uvloop
+
 from stepserve.core.config import ServeConfig
 from stepserve.core.errors import StepserveError
 from stepserve.core.ids import InstanceId
@@ -63,25 +65,24 @@ def describe(config: ServeConfig, log_level: int, line: Line) -> None:
 def run_gateway(served: Served, listener: socket.socket) -> None:
     """The life of a gateway's process: until it is told to end, or its parent is gone."""
     _begin(served.config, served.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_gateway(served, listener))
 
-    async def run() -> None:
-        frontend = RemoteFrontend(served.scheduler_path)
-        app = build_app(served.config, served.facts, frontend, frontend.control_reading)
-        signals = {int(signal.SIGTERM): served.config.drain_delay_s, int(signal.SIGUSR1): 0.0}
-        server = Server(
-            uvicorn_config(app, served.config), frontend, signals, served.config.drain_s
-        )
-        _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
-        frontend.start()
-        try:
-            with server.capture_signals():
-                with contextlib.suppress(TimeoutError):  # who connects meanwhile waits
-                    await asyncio.wait_for(frontend.told.wait(), TOLD_S)
-                await server.serve(sockets=[listener])
-        finally:
-            await frontend.stop()
 
-    asyncio.run(run())
+async def _gateway(served: Served, listener: socket.socket) -> None:
+    config, frontend = served.config, RemoteFrontend(served.scheduler_path)
+    app = build_app(config, served.facts, frontend, frontend.control_reading)
+    signals = {int(signal.SIGTERM): config.drain_delay_s, int(signal.SIGUSR1): 0.0}
+    server = Server(uvicorn_config(app, config), frontend, signals, config.drain_s)
+    _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    frontend.start()
+    try:
+        with server.capture_signals():
+            with contextlib.suppress(TimeoutError):  # who connects meanwhile waits
+                await asyncio.wait_for(frontend.told.wait(), TOLD_S)
+            await server.serve(sockets=[listener])
+    finally:
+        await frontend.stop()
 
 
 def _when_orphaned(call: Callable[[], None]) -> None:

@@ -23,7 +23,6 @@ VALUES = {
     "tbt_s": 0.2,
     "chunk_tokens": 64,
     "push_pages": 0,
-    "planner": "greedy",
 }
 
 
@@ -64,6 +63,14 @@ def test_a_policy_that_weighs_requests_says_so():
     assert AUTOREGRESSIVE.weighs(make_control(batching={"order": "priority"}))
     assert not DIFFUSION.weighs(ControlConfig())
     assert not AUTOREGRESSIVE.weighs(ControlConfig())
+
+
+def test_layouts_are_planned_for_diffusion_models_only():
+    control = make_control(planner="greedy")
+    DIFFUSION.check(control, 2)
+    with pytest.raises(FieldError) as error:
+        AUTOREGRESSIVE.check(control, 2)
+    assert error.value.field == "control.planner"
 
 
 def test_options_that_make_no_sense_on_so_few_instances_are_named():
