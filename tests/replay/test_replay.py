@@ -1,8 +1,10 @@
 """A recorded live run, replayed into fresh schedulers, reproduces every action."""
 
 import asyncio
+import contextlib
 import dataclasses
 import gzip
+import itertools
 import typing
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from stepserve.cli.main import main
 from stepserve.core.actions import RunBatch
 from stepserve.core.config import Choice, ControlConfig, ServeConfig
+from stepserve.core.errors import FieldError
 from stepserve.core.events import (
     ChunkLanded,
     Event,
@@ -25,7 +28,8 @@ from stepserve.core.events import (
 )
 from stepserve.core.request import SLO, CacheMode, FinishReason
 from stepserve.cost.step_log import read_step_logs
-from stepserve.live.event_log import read_events
+from stepserve.live.event_log import EventLog, read_events
+from stepserve.live.recording import Handled
 from support.live_cluster import collect, make_live_request, running_cluster
 
 PLANNED = {PlanSolved, InstanceStopped}
@@ -105,11 +109,6 @@ def test_replay_reproduces_every_action(logs, capsys):
     picked = {step.threshold for batch in batches for step in batch.steps}
     assert len(picked) > 1, "thresholds were chosen, not fixed"
     assert len({e.scheduler for e in entries}) >= 5, "two global, two local, and the rebuilt one"
-
-
-def reread(path):
-    content = path.read_bytes()
-    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
 
 
 def test_a_decision_that_comes_out_otherwise_is_shown(logs, tmp_path, capsys):
@@ -210,3 +209,92 @@ def test_policies_of_others_serve_and_replay_from_the_header(tmp_path, capsys):
     changed.write_text(text.replace("LowEarly", "Nobody", 1))
     assert main(["replay", str(changed)]) == 2
     assert "support.outside:Nobody cannot be loaded" in capsys.readouterr().err
+
+
+def reread(path):
+    content = path.read_bytes()
+    return (gzip.decompress(content) if ".gz" in path.suffixes else content).decode()
+
+
+def rewritten(log, path, part_bytes, keep, until=None):
+    """The same run, written in parts."""
+    setup, entries = read_events(log)
+    specs = {}
+    with contextlib.closing(EventLog(path, setup, part_bytes, keep)) as parts:
+        for entry in itertools.islice(entries, until):
+            spec = specs.setdefault(entry.scheduler, entry.spec)
+            parts.note(
+                Handled(spec, entry.incarnation, entry.at_s, entry.event, entry.actions, 0.0)
+            )
+    return path
+
+
+def numbered(path):
+    return sorted(int(p.name.rpartition(".")[2]) for p in path.parent.glob(f"{path.name}.*"))
+
+
+def test_a_log_in_parts_is_read_as_one(logs, tmp_path, capsys):
+    """Whichever part is named: from the beginning of its run to its own end."""
+    size = len(reread(logs[0]))
+    path = rewritten(logs[0], tmp_path / logs[0].name, size // 5, 99)
+    older = numbered(path)
+    assert older == [*range(1, len(older) + 1)]
+    assert len(older) >= 4
+    parts = [path, *(path.with_name(f"{path.name}.{n}") for n in older)]
+    assert all(len(reread(part)) < size // 2 for part in parts)
+    assert main(["replay", str(path)]) == 0
+    assert "every action came out again" in capsys.readouterr().out
+
+    def told(log):
+        return [(e.at_s, e.event, e.actions, e.scheduler) for e in read_events(log)[1]]
+
+    assert told(path) == told(logs[0])
+    before = told(parts[2])
+    assert before == told(logs[0])[: len(before)]
+    assert 0 < len(before) < len(told(path))
+    for command in (
+        ["trace"],
+        ["simulate", "--out", str(tmp_path / "out"), "--jobs", "1", "--from"],
+    ):
+        assert main([*command, str(path)]) == 0
+
+
+def test_what_is_not_kept_is_said(logs, tmp_path, capsys):
+    size = len(reread(logs[0]))
+    path = rewritten(logs[0], tmp_path / logs[0].name, size // 6, 2)
+    assert numbered(path) == [1, 2], "no more are kept"
+    assert main(["replay", str(path)]) == 2
+    assert "parts 1 to" in capsys.readouterr().err
+    assert main(["trace", str(path)]) == 0
+    assert list(read_events(path)[1]), "the rest can still be told"
+
+
+def test_an_earlier_run_is_kept_and_is_no_part_of_the_next(logs, tmp_path):
+    path = tmp_path / logs[0].name
+    first = list(read_events(rewritten(logs[0], path, 0, 2, until=20))[1])
+    second = list(read_events(rewritten(logs[0], path, 0, 2, until=30))[1])
+    assert (len(first), len(second)) == (20, 30)
+    earlier = path.with_name(f"{path.name}.1")
+    assert len(list(read_events(earlier)[1])) == 20
+    for _ in range(3):
+        rewritten(logs[0], path, 0, 2, until=5)
+    assert numbered(path) == [1, 2]
+
+
+def test_a_file_that_is_no_log_is_not_overwritten(logs, tmp_path):
+    path = tmp_path / "notes.jsonl"
+    path.write_text("mine")
+    rewritten(logs[0], path, 0, 1, until=5)
+    assert path.with_name("notes.jsonl.1").read_text() == "mine"
+    with pytest.raises(FieldError, match="is not a"):
+        read_events(path.with_name("notes.jsonl.1"))
+
+
+def test_a_log_that_cannot_go_on_in_a_new_file_goes_on_in_this_one(logs, tmp_path, monkeypatch):
+    def fails(self, target):
+        raise OSError("no room")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    path = rewritten(logs[0], tmp_path / logs[0].name, len(reread(logs[0])) // 5, 9)
+    assert numbered(path) == []
+    assert len(list(read_events(path)[1])) == len(list(read_events(logs[0])[1]))

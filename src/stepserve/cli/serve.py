@@ -4,6 +4,7 @@ import argparse
 import logging
 from pathlib import Path
 
+from stepserve.cli.options import check_output
 from stepserve.core.config import Choice, ServeConfig
 from stepserve.files import read_toml
 from stepserve.tables import from_table
@@ -27,7 +28,8 @@ OPTIONS = {
     "keep_profile": "autoregressive batch times: read at start if there, written at the end",
     "predictor": "of remaining steps: mean, boosted; of autoregressive models hinted, class_mean, "
     "longest; auto: the best that there is",
-    "events": "write every event and decision to this file, anew at each start (.gz: compressed)",
+    "events": "write every event and decision to this file (.gz: compressed); older ones are kept"
+    " beside it, see events_bytes and events_keep of the configuration",
     "log_steps": "write every executed step to this file, to train a predictor on",
     "log_format": "of the log on standard error: text, or json for an object a line",
     "operator_api": "serve /cluster on a port of its own: state of the instances, changes of the "
@@ -88,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     from stepserve.live.logs import log_to_stderr
 
     config = configuration(args)
+    for name in ("events", "log_steps", "keep_profile"):
+        check_output(name, Path(getattr(config, name)) if getattr(config, name) else None)
     log_to_stderr(logging.DEBUG if args.verbose else logging.INFO, config.log_format)
     from stepserve.gateway.tenants import with_weights
 

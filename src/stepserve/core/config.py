@@ -127,6 +127,8 @@ class ServeConfig(Bounded):
     keep_profile: str = ""  # file of autoregressive batch times: read at start, written at end
     predictor: Choice = field(default_factory=lambda: Choice("auto"))  # of steps; auto: the best
     events: str = ""  # file for the event log; none by default
+    events_bytes: Whole = 1_000_000_000  # of a file of it, uncompressed, then the next; 0: any
+    events_keep: Count = 4  # older files of it, of this run or of earlier ones, beside it: .1, ...
     log_steps: str = ""  # file for the step log; none by default
     cache_mode: Annotated[str, among(CacheMode)] = "dual"  # what `dlm.cache: auto` means
     refresh_scope: Annotated[str, among(RefreshScope)] = "full"  # what `auto` means, with a cache

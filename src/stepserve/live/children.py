@@ -21,6 +21,7 @@ from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.protocols import StepPredictor
 from stepserve.families.setup import make_setup
+from stepserve.gateway.tokenizer import TextTokenizer
 
 from . import transport_processes
 from .deploy import assemble, build_app
@@ -57,6 +58,7 @@ def describe(config: ServeConfig, log_level: int, line: Line) -> None:
     _begin(config, log_level)
     try:
         engine = make_engine(config)
+        TextTokenizer.from_folder(engine.facts.folder)  # or refuses, before anything is measured
         line.send((engine.facts, make_setup(config, engine)))
     except (StepserveError, ModuleNotFoundError) as error:
         line.send(error)

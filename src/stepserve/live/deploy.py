@@ -163,7 +163,7 @@ def assemble(
         listeners.append(kept.note)
         logs.append(kept)
     if config.events:
-        events = EventLog(Path(config.events), setup)
+        events = EventLog(Path(config.events), setup, config.events_bytes, config.events_keep)
         listeners.append(events.note)
         logs.append(events)
     loop = ControlLoop(setup.new_global, predictor, time.monotonic, planner, listeners)
@@ -220,6 +220,7 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
     check_tls(config)
     listener, operators = listen(config), listen_for_operator(config)
     engine = make_engine(config)
+    TextTokenizer.from_folder(engine.facts.folder)  # or refuses, before anything is measured
     cluster = build_cluster(config, engine, host=host)
     app = build_app(config, engine.facts, cluster.frontend, cluster.control_reading)
     drains = cluster.frontend, both_signals(config), config.drain_s

@@ -29,7 +29,7 @@ class Replayed:
 
 def replay(path: Path) -> Replayed:
     """Replay a log written by ``EventLog``. Raises FieldError for a file that is none."""
-    setup, entries = read_events(path)
+    setup, entries = read_events(path, whole=True)
     schedulers: dict[Scheduler, GlobalScheduler | LocalScheduler] = {}
     found = Replayed()
     failed: dict[Scheduler, str] = {}

@@ -1,6 +1,8 @@
 """Where the configuration of ``stepserve serve`` comes from."""
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -8,6 +10,9 @@ from stepserve.cli import serve
 from stepserve.cli.main import main
 from stepserve.core.config import Choice
 from stepserve.core.errors import FieldError
+from stepserve.engine.hub import BUNDLED
+from stepserve.live.deploy import model_card
+from stepserve.live.instance_factory import make_engine
 
 
 def configured(*words):
@@ -67,3 +72,38 @@ def test_a_bad_file_names_the_field(tmp_path, text, field):
 def test_a_missing_file_is_one_line_and_status_2(capsys):
     assert main(["serve", "--config", "nowhere.toml"]) == 2
     assert capsys.readouterr().err.startswith("stepserve serve: config: cannot read nowhere.toml")
+
+
+def test_a_model_is_served_under_the_name_that_is_given():
+    for words, name in (((), "stepserve-bundled"), (("--served-model-name", "mine"), "mine")):
+        config = configured(*words)
+        assert model_card(config, make_engine(config).facts).id == name
+
+
+@pytest.mark.parametrize("option", ["--events", "--log-steps", "--keep-profile"])
+@pytest.mark.parametrize(("path", "said"), [("no/run.gz", "no folder no"), (".", "is a folder")])
+def test_what_is_written_is_checked_before_anything_is_started(
+    tmp_path, monkeypatch, capsys, option, path, said
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "--port", "0", option, path]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"stepserve serve: {option[2:].replace('-', '_')}: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name"), [("local", "tokenizer.json"), ("threads", "tokenizer_config.json")]
+)
+def test_a_tokenizer_is_read_before_the_model_is(tmp_path, cluster, name):
+    for file in BUNDLED.iterdir():
+        if file.name != name:
+            (tmp_path / file.name).symlink_to(file)
+    words = ["serve", "--port", "0", "--cluster", cluster, "--model", str(tmp_path)]
+    command = [sys.executable, "-m", "stepserve", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"stepserve serve: model: cannot read {tmp_path / name}: ")
