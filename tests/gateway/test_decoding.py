@@ -23,6 +23,7 @@ from tokenizers import (
 from gateway.scripted import TOKENIZER, settled, stripping
 from stepserve.core.errors import FieldError, StepserveError
 from stepserve.core.request import FinishReason
+from stepserve.engine.hub import BUNDLED
 from stepserve.gateway.streaming import ChoiceText, EndRules
 from stepserve.gateway.tokenizer import TextTokenizer
 
@@ -212,6 +213,15 @@ def test_characters_bound_tokens_from_below(name, text):
     tokenizer = READ[name]
     assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
     assert (tokenizer.least_tokens("hello " * 1000) > 500) is (name in (*BYTE_KINDS, "gemma"))
+
+
+@pytest.mark.parametrize("text", [" 3, 5, 8.", " Ana and Mia."])
+def test_replies_of_the_bundled_model_do_not_begin_with_a_space(text):
+    """Its words are tokens with the space before them."""
+    tokenizer = TextTokenizer.from_folder(BUNDLED)
+    choice = streamed(tokenizer, tokenizer.encode(text))
+    assert choice.text == tokenizer.decode(tokenizer.encode(text)) == text[1:]
+    assert choice.left_out == 1
 
 
 def test_special_tokens_are_no_text():

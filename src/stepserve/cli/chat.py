@@ -11,9 +11,9 @@ from stepserve.engine.bundled.tasks import known_question
 
 BUNDLED = "stepserve-bundled"
 _FOUR_TASKS = """\
-[the bundled model knows four tasks alone: try "Sort up: 5, 3, 8.", "Tom told Ana. Ben told Mia. \
+the bundled model knows four tasks alone: try "Sort up: 5, 3, 8.", "Tom told Ana. Ben told Mia. \
 Sam told Leo. Keep Ben, Tom.", "Tom has 5 pens. He buys 3. How many pens?" or "Write a story: Tom, \
-a fox, a red kite, the park."]"""
+a fox, a red kite, the park." and the like"""
 _DESCRIPTION = """\
 Ask one question, or hold a conversation when none is given (end it with an empty line). Each
 answer streams to standard output; what it cost is one line on standard error."""
@@ -49,6 +49,8 @@ async def _converse(args: argparse.Namespace) -> int:
     messages: list[dict[str, str]] = []
     async with Client(args.url) as client:
         model = await client.model(args.model)
+        if model == BUNDLED and not args.question:
+            print(f"[{_FOUR_TASKS}]", file=sys.stderr)
         while question := args.question or _next_question():
             messages.append({"role": "user", "content": question})
             reply = await client.ask(client.body(model, messages, _fields(args)), _show)
@@ -56,12 +58,21 @@ async def _converse(args: argparse.Namespace) -> int:
             if reply.outcome is not Outcome.COMPLETED:
                 raise StepserveError(f"{reply.outcome}: {reply.error}")
             print(cost_line(reply), file=sys.stderr)
-            if model == BUNDLED and not known_question(question):
-                print(_FOUR_TASKS, file=sys.stderr)
+            if hint := _hint(model, question, reply.text):
+                print(f"[{hint}]", file=sys.stderr)
             if args.question:
                 break
             messages.append({"role": "assistant", "content": reply.text})
     return 0
+
+
+def _hint(model: str, question: str, answer: str) -> str:
+    """What a newcomer may want to know of an answer, if anything."""
+    empty = "" if answer.strip() else "the answer is empty"
+    if model == BUNDLED:
+        asked = _FOUR_TASKS if empty or not known_question(question) else ""
+        return f"{empty}: {asked}" if empty else asked
+    return f"{empty}; under whatever name, {_FOUR_TASKS}" if empty else ""
 
 
 def _next_question() -> str:

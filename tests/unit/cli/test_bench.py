@@ -110,6 +110,7 @@ def test_a_report_without_a_folder_is_refused_before_the_run(stepserve, fake_ser
     [
         (("--json", "."), "--json: . is a folder, not a file"),
         (("--seed", "-1"), "--seed: must be at least 0"),
+        (("--requests", "-1"), "--requests: must be at least 1"),
         (("--duration-s", "nan"), "--duration-s: must be a finite number, not nan"),
     ],
 )

@@ -53,5 +53,27 @@ def test_a_question_outside_of_the_bundled_models_tasks(stepserve, capsys, name,
     assert len(lines) == 1 + said
 
 
+def test_an_empty_answer_is_called_so(stepserve, fake_server, capsys):
+    fake_server.answers = dict.fromkeys(["Sort up: 5, 3, 8.", "Who?"], "")
+    for name, question in (("stepserve-bundled", "Sort up: 5, 3, 8."), ("renamed", "Who?")):
+        assert stepserve("chat", question, "--model", name) == 0
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("[the answer is empty")
+        assert "four tasks" in last
+
+
+def test_a_conversation_with_the_bundled_model_begins_with_its_tasks(
+    stepserve, fake_server, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Sort up: 5, 3, 8.\n"))
+    assert stepserve("chat", "--model", "stepserve-bundled") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "four tasks" in lines[0]
+    assert len(lines) == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert stepserve("chat", "--model", "another") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_the_cost_of_a_foreign_answer_is_its_time():
     assert cost_line(Reply(sent_s=1.0, ended_s=1.5)) == "[500 ms]"
