@@ -62,6 +62,6 @@ async def test_a_hopeless_deadline_is_rejected_before_any_work():
         slo = SLO(e2e_s=1e-6, on_miss=OnMiss.REJECT)
         request, payload = make_live_request(cluster.frontend, "1", slo=slo)
         collected = await collect(cluster.frontend, request, payload)
-        assert collected.end.retry_after_s >= 1.0
+        assert collected.end.retry_after_s is None, "asking again cannot help"
         assert not collected.tokens
         assert_at_rest(cluster)
