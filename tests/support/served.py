@@ -46,7 +46,7 @@ class Served:
 
     def __exit__(self, *_):
         """Drain, and wait for the end."""
-        self.parent.send_signal(signal.SIGTERM)
+        self.parent.send_signal(signal.SIGINT)  # which waits for no balancer
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.parent.wait(60)
         self.parent.kill()
