@@ -116,7 +116,7 @@ class Supervisor:
         self,
         number: int,
         layout: Sequence[InstanceSpec],
-        requests: Sequence[OpenRequest],
+        requests: Sequence[tuple[Request, Progress]],
         up: Sequence[InstanceSpec],
         starting: Sequence[InstanceSpec],
     ) -> SchedulerStarted:
@@ -125,8 +125,8 @@ class Supervisor:
         self.up = {spec.id: spec for spec in up}
         self.starting = {spec.id: spec for spec in starting}
         beyond = number << 20  # what epochs they gave is not known
-        self._open = {r.request.id: _Open(r.request, beyond) for r in requests}
-        known = tuple(row._replace(epoch=beyond) for row in requests)
+        self._open = {request.id: _Open(request, beyond) for request, _ in requests}
+        known = tuple(OpenRequest(*row, beyond) for row in requests)
         return SchedulerStarted(number, self.layout, known, tuple(up), tuple(starting))
 
     def restart(self, reached: Callable[[RequestId], Progress | None]) -> list[GlobalEvent]:

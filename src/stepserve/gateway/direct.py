@@ -9,11 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stepserve.gateway.errors import APIError, from_validation
+from stepserve.gateway.errors import NO_JSON, APIError, from_validation
 
 Body = TypeVar("Body", bound=BaseModel)
-
-NO_JSON = "the body must be a JSON object, sent as application/json"
 
 
 class Direct:

@@ -32,6 +32,7 @@ _KINDS = {
 }
 REQUEST_ID_KEY = "stepserve.request_id"
 """Where the request's id is in the ASGI scope."""
+NO_JSON = "the body must be a JSON object, sent as application/json"
 _INTERNAL = ("server_error", "internal_error")
 
 
@@ -148,6 +149,6 @@ def from_validation(errors: Sequence[Mapping[str, Any]], skipped: int = 0) -> AP
         return APIError(400, f"the body is not valid JSON: {cause or message}")
     path = first["loc"][skipped:]
     if skipped and not path:
-        return APIError(400, "the body must be a JSON object, sent as application/json")
+        return APIError(400, NO_JSON)
     param = ".".join(str(part) for part in path) or None
     return APIError(400, f"{param}: {message}" if param else message, param=param)

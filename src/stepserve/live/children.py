@@ -152,12 +152,9 @@ class _Scheduler:
     def _launch(self, spec: InstanceSpec, incarnation: int) -> ChildProcess:
         key = spec.id, incarnation
         path = instance_path(self._served.folder, *key)
-        child = ChildProcess(self._ask, path, spec, incarnation, key in self._running)
+        child = ChildProcess(self._say, path, spec, incarnation, key in self._running)
         self._children[key] = child
         return child
-
-    def _ask(self, what: str, spec: InstanceSpec, incarnation: int) -> None:
-        self._say(what, spec, incarnation)
 
     async def run(self) -> None:
         """Take over what is there, or begin; until told to stop, or all others are gone."""

@@ -30,12 +30,12 @@ from stepserve.metrics.prometheus import LoadGauges, PrometheusMetrics
 
 from .counters import Counters
 from .event_log import EventLog
-from .first_layout import describe_instances, first_specs
+from .first_layout import announcement, first_specs
 from .frontend import LiveFrontend
 from .instance import Instance
 from .instance_factory import InstanceFactory, make_engine
 from .kept_batches import KeptBatches
-from .listening import check_tls, listen, listen_for_operator, scheme
+from .listening import check_tls, listen, listen_for_operator
 from .loop import ControlLoop
 from .operator import LiveOperator
 from .operator_port import operator_api, uvicorn_config
@@ -245,9 +245,7 @@ def serve(config: ServeConfig, host: HostInstances | None = None) -> int:
                 return
             await asyncio.sleep(0.1)
         port = listener.getsockname()[1]
-        address = f"{scheme(config)}://{config.host}:{port}"
-        what = f"{engine.facts.name} at {address} ({describe_instances(config)})"
-        logger.info("serving %s", what)
+        logger.info(announcement(config, engine.facts.name, port))
 
     asyncio.run(run())
     return 0 if server.started and cluster.loop.ever_up else 1

@@ -6,6 +6,8 @@ from stepserve.core.instance import InstanceSpec
 from stepserve.core.plan import Slot
 from stepserve.families.profiles import cores_per_share
 
+from .listening import scheme
+
 
 def first_specs(config: ServeConfig) -> tuple[InstanceSpec, ...]:
     """Instances side by side; pages and places grow with the shares (or GPUs) of each."""
@@ -25,7 +27,7 @@ def first_specs(config: ServeConfig) -> tuple[InstanceSpec, ...]:
     return tuple(specs)
 
 
-def describe_instances(config: ServeConfig) -> str:
+def _instances(config: ServeConfig) -> str:
     """How many, their degrees where not all are 1, and what they run on."""
     degrees, threads = config.degrees, cores_per_share(config)
     what = f"{len(degrees)} instance{'s' * (len(degrees) > 1)}"
@@ -34,3 +36,8 @@ def describe_instances(config: ServeConfig) -> str:
     each = "share" if max(degrees) > 1 else "instance"
     cpus = f"{threads} CPU thread{'s' * (threads > 1)} per {each}"
     return f"{what}, {cpus if config.device == 'cpu' else config.device}"
+
+
+def announcement(config: ServeConfig, name: str, port: int) -> str:
+    """What a server says once it serves the model of that name."""
+    return f"serving {name} at {scheme(config)}://{config.host}:{port} ({_instances(config)})"

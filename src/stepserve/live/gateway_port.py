@@ -5,13 +5,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from stepserve.core.events import RequestCancelled
 from stepserve.core.frontend import RequestEnded, RequestRejected, RequestReport, Update
 from stepserve.core.ids import RequestId
 from stepserve.core.request import FinishReason
 
 from .channel import Channel
 from .loop import ControlLoop
-from .messages import Cancel, Hello, Standing, Submit
+from .messages import Hello, Standing, Submit
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class GatewayPort:
     def __init__(self, loop: ControlLoop, standing: Callable[[], Standing]) -> None:
         self._loop, self._standing = loop, standing
         self._requests: dict[Channel, set[RequestId]] = {}
-        self._waiting: list[tuple[Channel, Submit | Cancel]] = []
+        self._waiting: list[tuple[Channel, Submit | RequestCancelled]] = []
         self._found: list[tuple[Channel, Submit]] = []
         self._opened = False
         self._server: asyncio.AbstractServer | None = None
@@ -109,13 +110,13 @@ class GatewayPort:
                 case _:
                     self._waiting.append((channel, item))
 
-    def _carry_out(self, channel: Channel, item: Submit | Cancel) -> None:
+    def _carry_out(self, channel: Channel, item: Submit | RequestCancelled) -> None:
         if channel not in self._requests:
             return  # gone while this waited
         match item:
             case Submit():
                 self._submit(channel, item)
-            case Cancel(request_id, reason):
+            case RequestCancelled(request_id, reason):
                 self._loop.cancel(request_id, reason)
 
     def _submit(self, channel: Channel, item: Submit) -> None:

@@ -33,7 +33,6 @@ from stepserve.core.events import (
     HandoverStalled,
     InstanceLost,
     InstanceUp,
-    OpenRequest,
     PlanSolved,
     Predicted,
     RequestArrived,
@@ -133,9 +132,7 @@ class ControlLoop:
                 known.recall(step, self.now_s())
         up = [one.spec for one in present if one.up]
         starting = [one.spec for one in present if not one.up]
-        open_ = [
-            OpenRequest(one.request, self.records[one.request.id].progress(), 1) for one, _ in found
-        ]
+        open_ = [(record.request, record.progress()) for record in self.records.values()]
         self.ever_up = bool(up)
         self.post(self.supervisor.take_over(number, layout, open_, up, starting))
         for one, _ in found:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepserve.core.events import GlobalEvent, LocalEvent, TimerExpired
-from stepserve.core.ids import InstanceId, RequestId
+from stepserve.core.ids import InstanceId
 from stepserve.core.instance import InstanceSpec
 from stepserve.core.payload import KvChunk, Payload, SettledToken
 from stepserve.core.request import FinishReason, Request
@@ -86,14 +86,6 @@ class Hello:
     """The first that a gateway says: the requests that it has."""
 
     requests: tuple[Submit, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """A gateway wants an end of a request."""
-
-    request_id: RequestId
-    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)

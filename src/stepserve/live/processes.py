@@ -3,8 +3,8 @@
 The parent starts the others, starts again what ends, and knows nothing else: each of them may be
 killed at any moment. Requests are with the gateways and the state of their answers with the
 instances, so that a new scheduler can ask both (``control.recovery``). All are forked from a
-template, a process that has imported everything and done nothing, so that one more takes
-milliseconds and shares its memory; weights are shared as pages of their file.
+template, a process that has imported everything and done nothing, so that one more imports
+nothing and shares its memory; weights are shared as pages of their file.
 
 If the parent is killed, gateways finish what they have and end, and the others after them.
 """
@@ -34,8 +34,8 @@ from stepserve.core.model import ModelFacts
 from stepserve.families.registry import names
 from stepserve.families.setup import SchedulerSetup
 
-from .first_layout import describe_instances, first_specs
-from .listening import check_tls, listen, listen_for_operator, scheme
+from .first_layout import announcement, first_specs
+from .listening import check_tls, listen, listen_for_operator
 
 logger = logging.getLogger(__name__)
 
@@ -226,9 +226,8 @@ class Parent:
         if self._served_ever:
             return
         self._served_ever = True
-        config, port = self._served.config, self._listener.getsockname()[1]
-        what = f"{self._served.facts.name} at {scheme(config)}://{config.host}:{port}"
-        logger.info("serving %s (%s)", what, describe_instances(config))
+        config, name = self._served.config, self._served.facts.name
+        logger.info(announcement(config, name, self._listener.getsockname()[1]))
 
     def _end_scheduler(self) -> None:
         self._scheduler.terminate()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepserve.core.errors import StepserveError
+from stepserve.core.events import RequestCancelled
 from stepserve.core.frontend import RequestEnded, RequestRejected, TokensEmitted, Update
 from stepserve.core.ids import RequestId
 from stepserve.core.payload import Payload, SettledToken
@@ -19,7 +20,7 @@ from stepserve.core.request import FinishReason, Request
 from stepserve.metrics.control import ControlReading
 
 from .channel import Channel
-from .messages import Cancel, Hello, Standing, Submit
+from .messages import Hello, Standing, Submit
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class RemoteFrontend:
             return
         row.cancelled = reason
         if self._channel is not None:
-            self._channel.send(Cancel(request_id, reason))
+            self._channel.send(RequestCancelled(request_id, reason))
 
     def _silent_s(self) -> float:
         return time.monotonic() - self._heard_s

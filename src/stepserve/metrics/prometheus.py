@@ -4,9 +4,8 @@
 what they cannot: slack, service levels by class, and how denoising went.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,7 +13,7 @@ from stepserve.core.frontend import RequestReport
 from stepserve.core.request import Family, FinishReason, Request
 
 from .control import ControlCollector, ControlReading
-from .tenants import TenantMetrics
+from .tenants import TenantMetrics, series
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -88,7 +87,6 @@ class PrometheusMetrics:
 
     def __init__(self, model: str, load: LoadGauges, page_tokens: int, pages: int) -> None:
         self._model = model
-        self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._registry = CollectorRegistry()
         self._install_load(load, page_tokens, pages)
         model_name, registry = "model_name", self._registry
@@ -99,14 +97,15 @@ class PrometheusMetrics:
             (model_name, "slo_class"),
             registry=registry,
         )
-        self._counters = {
+        counters = {
             name: Counter(name, text, (model_name, *labels), registry=registry)
             for name, (text, *labels) in _COUNTERS.items()
         }
-        self._histograms = {
+        histograms = {
             name: Histogram(name, text, (model_name, *labels), registry=registry, buckets=buckets)
             for name, (text, buckets, *labels) in _HISTOGRAMS.items()
         }
+        self._series = series({**counters, **histograms}, model)
 
     def started(self, request: Request) -> None:
         """A sample was handed to the frontend."""
@@ -123,7 +122,7 @@ class PrometheusMetrics:
         self._observe("stepserve:text_event_tokens", tokens, slo_class)
         self._observe("stepserve:text_event_gap_seconds", gap_s, slo_class)
         if gap_s is not None:
-            observe = self._child(self._histograms, "vllm:inter_token_latency_seconds").observe
+            observe = self._series("vllm:inter_token_latency_seconds").observe
             for _ in range(tokens):
                 observe(gap_s / tokens)
 
@@ -157,19 +156,12 @@ class PrometheusMetrics:
         """All metrics, as text."""
         return generate_latest(self._registry)
 
-    def _child(self, of: Mapping[str, Any], name: str, *labels: str) -> Any:
-        """The series of some labels; looking it up costs more than counting does."""
-        child = self._children.get((name, labels))
-        if child is None:
-            child = self._children[name, labels] = of[name].labels(self._model, *labels)
-        return child
-
     def _count(self, name: str, amount: float, *labels: str) -> None:
-        self._child(self._counters, name, *labels).inc(amount)
+        self._series(name, *labels).inc(amount)
 
     def _observe(self, name: str, value: float | None, *labels: str) -> None:
         if value is not None:
-            self._child(self._histograms, name, *labels).observe(value)
+            self._series(name, *labels).observe(value)
 
     def _end(self, request: Request, outcome: str) -> None:
         slo_class = request.slo.slo_class

@@ -1,5 +1,9 @@
 """What each tenant asked for and got, as series of ``/metrics``: of 100 tenants by name."""
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from stepserve.core.frontend import RequestReport
@@ -19,18 +23,23 @@ _COUNTERS: dict[str, tuple[str, *tuple[str, ...]]] = {
 }
 
 
+def series(metrics: Mapping[str, Any], model: str) -> Callable[..., Any]:
+    """Finds the series of a metric's name and labels: looking one up costs more than counting."""
+    return functools.cache(lambda name, *labels: metrics[name].labels(model, *labels))
+
+
 class TenantMetrics:
     """Told what an observer is, tenant by tenant."""
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._model = model
         self._named: set[str] = set()
-        self._children: dict[tuple[str, ...], Counter] = {}
         labels = ("model_name", "tenant")
-        self._counters = {
+        counters = {
             name: Counter(name, text, (*labels, *more), registry=registry)
             for name, (text, *more) in _COUNTERS.items()
         }
+        self._series = series(counters, model)
         name, text = "stepserve:tenant_requests_in_flight", "Not yet ended."
         self._in_flight = Gauge(name, text, labels, registry=registry)
 
@@ -42,12 +51,7 @@ class TenantMetrics:
         return tenant
 
     def _count(self, name: str, tenant: str, amount: float, *labels: str) -> None:
-        key = (name, self._label(tenant), *labels)
-        child = self._children.get(key)
-        if child is None:
-            counter = self._counters[f"stepserve:tenant_{name}"]
-            child = self._children[key] = counter.labels(self._model, *key[1:])
-        child.inc(amount)
+        self._series(f"stepserve:tenant_{name}", self._label(tenant), *labels).inc(amount)
 
     def started(self, request: Request) -> None:
         """A sample was handed to the frontend."""
