@@ -53,9 +53,11 @@ async def leave(served):
             pass
         taken = await client.post(f"{served.url}/v1/completions", json={"prompt": LONG["prompt"]})
         assert taken.status_code == 200, "a balancer has not heard of it yet"
-        await asyncio.to_thread(served.wait_for, "draining")
-        refused = await client.post(f"{served.url}/v1/completions", json={"prompt": "x"})
-        if not first.done():
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", served.port)) as held:  # keeps it from ending
+            held.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            await asyncio.to_thread(served.wait_for, "draining")
+            refused = await client.post(f"{served.url}/v1/completions", json={"prompt": "x"})
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
             for path in ("/health", "/metrics"):
